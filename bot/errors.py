@@ -1,0 +1,63 @@
+"""The bot's error tree, classed by what the caller must do next.
+
+    HearthError
+    ├── ConfigError          the config file or environment is wrong: say it in one line, exit
+    ├── Rejected             an inbound request is not genuine or not readable: answer `status`, do no work
+    └── PlatformError        a call to a platform did not succeed
+        ├── RetryLater       not done; the same call may be repeated after `after_s`
+        ├── Ambiguous        it may or may not have been done (timeout, connection lost after sending)
+        ├── FallBack         this way of answering does not work here; use the next simpler one
+        ├── TargetGone       nobody is there to answer (recalled, left, dissolved): stay silent
+        └── GiveUp           it cannot work: log for the admin, stop
+"""
+
+from __future__ import annotations
+
+
+class HearthError(Exception):
+    """Base of everything raised on purpose; the message is one clear sentence."""
+
+
+class ConfigError(HearthError):
+    """The configuration cannot work; the message says what, where and how to mend it."""
+
+
+class Rejected(HearthError):
+    """An inbound request that is refused before any work is done."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class PlatformError(HearthError):
+    """A platform call that did not succeed. `code` is the platform's own, 0 when there was none."""
+
+    def __init__(self, message: str, *, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RetryLater(PlatformError):
+    """Certainly not done; may be repeated after `after_s` seconds."""
+
+    def __init__(self, message: str, *, code: int = 0, after_s: float = 1.0) -> None:
+        super().__init__(message, code=code)
+        self.after_s = after_s
+
+
+class Ambiguous(PlatformError):
+    """The call may have taken effect: repeat only with the same idempotency key."""
+
+
+class FallBack(PlatformError):
+    """This way of answering does not work for this message; the next simpler one may."""
+
+
+class TargetGone(PlatformError):
+    """The message or chat to answer no longer exists; stay silent."""
+
+
+class GiveUp(PlatformError):
+    """It cannot work however often it is tried."""

@@ -1,0 +1,152 @@
+"""The contract of a platform adapter. Every adapter passes the same contract suite (tests/contract).
+
+An adapter sees our own request and response types, never aiohttp.web's; it verifies, parses, and knows how a reply grows
+on its platform. It never touches the database: it commits through the `PartLedger` it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bot.domain.types import InboundEvent, Outcome, ReplyPart, ReplyTarget
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookRequest:
+    """An inbound HTTP request: header names lower-cased, the body's raw bytes read once."""
+
+    method: str
+    headers: Mapping[str, str]
+    query: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookReply:
+    """What to answer. `body` is JSON when it is a dict."""
+
+    status: int = 200
+    body: dict[str, Any] | str = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A verified request: either it needs no work (`reply` alone) or it carries events to store before `reply` is sent."""
+
+    reply: WebhookReply
+    events: tuple[InboundEvent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Button:
+    """A control under a reply: `action` is stop, regenerate or new_topic."""
+
+    action: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyView:
+    """What a person is to see now.
+
+    `text` is the model's Markdown, whole and only ever growing while `outcome` is GROWING. `status` is shown instead of
+    text while there is none ("3rd in line", "reading … 40 %"). `notice` is one sentence under the text (why it ended).
+    `rev` rises with every change. `summary` is the chat-list preview. `possible_repeat` is the localized mark to put
+    before a part that is sent again although it may already have arrived.
+    """
+
+    rev: int
+    text: str
+    status: str = ""
+    outcome: Outcome = Outcome.GROWING
+    notice: str = ""
+    summary: str = ""
+    buttons: tuple[Button, ...] = ()
+    possible_repeat: str = ""
+
+
+class PartLedger(Protocol):
+    """The durable record of one reply's parts. Each `save` is committed, together with the newest snapshot of the
+    reply's text, when it returns: call it before every platform call, so that the disk is never behind the screen."""
+
+    @property
+    def turn_id(self) -> str: ...
+
+    def parts(self) -> tuple[ReplyPart, ...]:
+        """What was saved, in order of `n` (also by an earlier process)."""
+        ...
+
+    async def save(self, part: ReplyPart) -> None:
+        """Insert or replace the part with this `n`."""
+        ...
+
+
+class ReplyDriver(Protocol):
+    """How one reply grows. One owner task calls it; it never has two calls on one message in flight.
+
+    Both verbs raise only `RetryLater` and `Ambiguous` (call again with the newest view), `TargetGone` and `GiveUp`
+    (nothing more can be shown). Falling back from cards to plain messages happens inside.
+    """
+
+    async def prepare(self) -> None:
+        """Do ahead what shortens the way to the first text (nothing a person sees). Never raises PlatformError."""
+        ...
+
+    async def show(self, view: ReplyView) -> None:
+        """Show the newest view; opens the reply on the first call. A platform that cannot edit does nothing here."""
+        ...
+
+    async def finish(self, view: ReplyView) -> None:
+        """Show the final view and close. Repeating it after any failure or crash never shows an answer twice."""
+        ...
+
+    def interval_s(self) -> float:
+        """Seconds to leave between the start of one `show` and the next, right now."""
+        ...
+
+
+class PlatformAdapter(Protocol):
+    """One configured bot on its platform."""
+
+    @property
+    def name(self) -> str:
+        """The bot's name in the config."""
+        ...
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def app_id(self) -> str: ...
+
+    async def start(self) -> None:
+        """Begin whatever runs in the background (own identity, token). A platform that is down does not stop the start."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def receive(self, request: WebhookRequest) -> Received:
+        """Verify, decrypt, parse: pure computing. Raises Rejected for anything that is not genuine."""
+        ...
+
+    def button_reply(self, toast: str, *, kind: str = "info") -> WebhookReply:
+        """The synchronous answer to a button callback."""
+        ...
+
+    def open_reply(self, target: ReplyTarget, ledger: PartLedger) -> ReplyDriver:
+        """A driver for one reply, fresh or resumed from the ledger's parts."""
+        ...
+
+    async def show_alive(self, target: ReplyTarget) -> str:
+        """A sign of life at once (a reaction on the question). Returns a token for `clear_alive`, "" when none. Never raises PlatformError."""
+        ...
+
+    async def clear_alive(self, target: ReplyTarget, token: str) -> None:
+        """Take the sign of life away. Never raises PlatformError."""
+        ...
+
+    def health(self) -> Mapping[str, str]:
+        """Facts for /readyz and the start-up block, e.g. {"identity": "known"}."""
+        ...

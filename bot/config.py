@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from bot.errors import ConfigError
 
@@ -145,7 +153,9 @@ class OpenAIModelConfig(_Section):
     def _base(cls, value: str) -> str:
         parts = urlsplit(value)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f'"{value}" is not an http(s) URL, for example "http://127.0.0.1:8000/v1"')
+            raise ValueError(
+                f'"{value}" is not an http(s) URL, for example "http://127.0.0.1:8000/v1"'
+            )
         return value.rstrip("/")
 
 
@@ -180,7 +190,9 @@ class AccessConfig(_Section):
     def _people(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for entry in value:
             if ":" not in entry:
-                raise ValueError(f'"{entry}" must be "<bot name here>:<user id>", for example "feishu:ou_123"')
+                raise ValueError(
+                    f'"{entry}" must be "<bot name here>:<user id>", for example "feishu:ou_123"'
+                )
         return value
 
 
@@ -211,7 +223,11 @@ class FeishuBotConfig(_Section):
 
     @model_validator(mode="after")
     def _webhook_needs_keys(self) -> FeishuBotConfig:
-        missing = [k for k in ("encrypt_key", "verification_token") if not getattr(self, k).get_secret_value()]
+        missing = [
+            k
+            for k in ("encrypt_key", "verification_token")
+            if not getattr(self, k).get_secret_value()
+        ]
         if self.mode == "webhook" and missing:
             raise ValueError(
                 f'mode = "webhook" needs {" and ".join(missing)}: copy it from the Feishu console, '
@@ -243,14 +259,21 @@ class Config(_Section):
         if not value:
             raise ValueError("at least one [models.<name>] table is needed")
         if "default" in value:
-            raise ValueError('a model cannot be called "default": that name means the first model (or chat.model)')
+            raise ValueError(
+                'a model cannot be called "default": that name means the first model (or chat.model)'
+            )
         return value
 
     @model_validator(mode="after")
     def _names_exist(self) -> Config:
-        for where, name in [("chat.model", self.chat.model), *((f"bots.{k}.model", b.model) for k, b in self.bots.items())]:
+        for where, name in [
+            ("chat.model", self.chat.model),
+            *((f"bots.{k}.model", b.model) for k, b in self.bots.items()),
+        ]:
             if name not in {"", "default", *self.models}:
-                raise ValueError(f'{where} = "{name}" is not a [models] table; there is {", ".join(self.models)}')
+                raise ValueError(
+                    f'{where} = "{name}" is not a [models] table; there is {", ".join(self.models)}'
+                )
         app_ids = [bot.app_id for bot in self.bots.values()]
         for bot_name, bot in self.bots.items():
             if app_ids.count(bot.app_id) > 1:
@@ -282,17 +305,16 @@ def _expand(value: Any, where: str) -> Any:
 
         return _ENV.sub(replace, value)
     if isinstance(value, dict):
-        return {key: _expand(item, f"{where}.{key}" if where else str(key)) for key, item in value.items()}
+        return {
+            key: _expand(item, f"{where}.{key}" if where else str(key))
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [_expand(item, f"{where}[{i}]") for i, item in enumerate(value)]
     return value
 
 
-def _known_keys(model: type[BaseModel]) -> list[str]:
-    return list(model.model_fields)
-
-
-_KEYS_BY_SECTION = {
+_KEYS_BY_SECTION: dict[str, type[BaseModel]] = {
     "server": ServerConfig, "storage": StorageConfig, "log": LogConfig, "chat": ChatConfig, "access": AccessConfig,
     "models": LlamaModelConfig, "bots": FeishuBotConfig,
 }  # fmt: skip
@@ -301,12 +323,14 @@ _KEYS_BY_SECTION = {
 def _say_error(error: ValidationError) -> str:
     """The first fault as one sentence: where, what, how to mend it. Never contains a value that could be a secret."""
     first = error.errors(include_input=False, include_url=False)[0]
-    path = [str(part) for part in first["loc"] if part not in {"llama.cpp", "fake", "openai", "feishu"}]
+    path = [
+        str(part) for part in first["loc"] if part not in {"llama.cpp", "fake", "openai", "feishu"}
+    ]
     where = ".".join(path) or "config"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        section = _KEYS_BY_SECTION.get(path[0]) if len(path) > 1 else Config
-        near = difflib.get_close_matches(path[-1], _known_keys(section or Config), n=1)
+        section = _KEYS_BY_SECTION.get(path[0], Config) if len(path) > 1 else Config
+        near = difflib.get_close_matches(path[-1], list(section.model_fields), n=1)
         message = "this key is not known" + (f"; did you mean {near[0]}?" if near else "")
     more = error.error_count() - 1
     return f"{where}: {message}" + (f" (and {more} more)" if more else "")
@@ -329,7 +353,9 @@ def load_config(path: Path) -> Config:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; copy config.example.toml to {path.name} and edit it") from None
+        raise ConfigError(
+            f"{path} does not exist; copy config.example.toml to {path.name} and edit it"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

@@ -1,14 +1,14 @@
 """The bot's error tree, classed by what the caller must do next.
 
-    HearthError
-    ├── ConfigError          the config file or environment is wrong: say it in one line, exit
-    ├── Rejected             an inbound request is not genuine or not readable: answer `status`, do no work
-    └── PlatformError        a call to a platform did not succeed
-        ├── RetryLater       not done; the same call may be repeated after `after_s`
-        ├── Ambiguous        it may or may not have been done (timeout, connection lost after sending)
-        ├── FallBack         this way of answering does not work here; use the next simpler one
-        ├── TargetGone       nobody is there to answer (recalled, left, dissolved): stay silent
-        └── GiveUp           it cannot work: log for the admin, stop
+HearthError
+├── ConfigError          the config file or environment is wrong: say it in one line, exit
+├── Rejected             an inbound request is not genuine or not readable: answer `status`, do no work
+└── PlatformError        a call to a platform did not succeed
+    ├── RetryLater       not done; the same call may be repeated after `after_s`
+    ├── Ambiguous        it may or may not have been done (timeout, connection lost after sending)
+    ├── FallBack         this way of answering does not work here; use the next simpler one
+    ├── TargetGone       nobody is there to answer (recalled, left, dissolved): stay silent
+    └── GiveUp           it cannot work: log for the admin, stop
 """
 
 from __future__ import annotations

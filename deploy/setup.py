@@ -34,7 +34,6 @@ CMAKE_DEFINES = {
     "LLAMA_BUILD_TESTS": "OFF",
     "LLAMA_BUILD_SERVER": "OFF",
     "LLAMA_BUILD_APP": "OFF",
-    "LLAMA_BUILD_HTML": "OFF",
 }
 
 
@@ -50,16 +49,22 @@ def check_prerequisites() -> None:
     """One clear line for each thing that is missing."""
     if not sys.platform.startswith("linux"):
         fail("Hearth runs on Linux (WSL2 on Windows works); this system is not supported.")
-    if sys.version_info < (3, 11):
-        fail(f"Python 3.11 or newer is needed; {sys.executable} is {platform.python_version()}. Try: make setup PYTHON=python3.12")
+    if sys.version_info < (3, 11):  # noqa: UP036 - an older Python may well run this file
+        fail(
+            f"Python 3.11 or newer is needed; {sys.executable} is {platform.python_version()}. Try: make setup PYTHON=python3.12"
+        )
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
     except ImportError:
         fail("Python's venv module is missing. On Debian or Ubuntu: sudo apt install python3-venv")
-    compiler = os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
+    compiler = os.environ.get("CXX") or next(
+        (c for c in ("c++", "g++", "clang++") if shutil.which(c)), None
+    )
     if not compiler or not shutil.which(compiler.split()[0]):
-        fail("A C++ compiler is needed to build llama.cpp and none was found. On Debian or Ubuntu: sudo apt install build-essential")
+        fail(
+            "A C++ compiler is needed to build llama.cpp and none was found. On Debian or Ubuntu: sudo apt install build-essential"
+        )
 
 
 def cpu_key() -> str:
@@ -70,7 +75,9 @@ def cpu_key() -> str:
             if line.startswith(("flags", "Features")):
                 flags = " ".join(sorted(line.split(":", 1)[1].split()))
                 break
-    text = "|".join([platform.machine(), flags, os.environ.get("CMAKE_ARGS", ""), os.environ.get("CXX", "")])
+    text = "|".join(
+        [platform.machine(), flags, os.environ.get("CMAKE_ARGS", ""), os.environ.get("CXX", "")]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -80,10 +87,21 @@ def bootstrap_uv() -> Path:
     if not (VENV / "bin" / "python").exists():
         say(f"creating {VENV} with Python {platform.python_version()}")
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    have = subprocess.run([str(uv), "--version"], capture_output=True, text=True, check=False).stdout if uv.exists() else ""
+    have = (
+        subprocess.run([str(uv), "--version"], capture_output=True, text=True, check=False).stdout
+        if uv.exists()
+        else ""
+    )
     if UV_VERSION not in have:
         say(f"installing uv {UV_VERSION}")
-        pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        pip = [
+            str(VENV / "bin" / "python"),
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "-q",
+        ]
         subprocess.run([*pip, f"uv=={UV_VERSION}"], check=True)
     return uv
 
@@ -132,25 +150,47 @@ class Progress(threading.Thread):
                 last_line = time.monotonic()
                 end = "\r" if sys.stdout.isatty() else "\n"
                 bar = "#" * (30 * done // total)
-                print(f"[setup] building llama.cpp [{bar:<30}] {done}/{total}  {elapsed:4.0f} s, about {left:.0f} s left   ", end=end, flush=True)
+                print(
+                    f"[setup] building llama.cpp [{bar:<30}] {done}/{total}  {elapsed:4.0f} s, about {left:.0f} s left   ",
+                    end=end,
+                    flush=True,
+                )
 
 
 def install(uv: Path) -> None:
     key = cpu_key()
     settings, build_dir = build_settings(key)
-    command = [str(uv), "sync", "--locked", "--python", str(VENV / "bin" / "python"), "--no-progress"]
+    command = [
+        str(uv),
+        "sync",
+        "--locked",
+        "--python",
+        str(VENV / "bin" / "python"),
+        "--no-progress",
+    ]
     for name, value in settings.items():
         command += ["--config-settings-package", f"llama-cpp-python:{name}={value}"]
-    environment = {**os.environ, "VIRTUAL_ENV": str(VENV), "UV_PROJECT_ENVIRONMENT": str(VENV),
-                   "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 2)}
+    environment = {
+        **os.environ,
+        "VIRTUAL_ENV": str(VENV),
+        "UV_PROJECT_ENVIRONMENT": str(VENV),
+        "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL")
+        or str(os.cpu_count() or 2),
+    }
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "setup.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two clones at once share one build instead of fighting over its folder
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # two clones at once share one build instead of fighting over its folder
         shutil.rmtree(build_dir, ignore_errors=True)
-        say("installing packages; the first time on this machine llama.cpp is compiled (3 to 9 minutes), later it is reused")
+        say(
+            "installing packages; the first time on this machine llama.cpp is compiled (3 to 9 minutes), later it is reused"
+        )
         progress = Progress(build_dir)
         progress.start()
-        result = subprocess.run(command, env=environment, cwd=ROOT, check=False, capture_output=True, text=True)
+        result = subprocess.run(
+            command, env=environment, cwd=ROOT, check=False, capture_output=True, text=True
+        )
         progress.over.set()
         progress.join()
         shutil.rmtree(build_dir, ignore_errors=True)
@@ -165,7 +205,11 @@ def install(uv: Path) -> None:
 
 def main() -> None:
     stamp = VENV / ".hearth-setup"
-    lock_bytes = (ROOT / "uv.lock").read_bytes() + (ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()
+    lock_bytes = (
+        (ROOT / "uv.lock").read_bytes()
+        + (ROOT / "pyproject.toml").read_bytes()
+        + Path(__file__).read_bytes()
+    )
     wanted = hashlib.sha256(lock_bytes).hexdigest() + " " + cpu_key()
     if stamp.exists() and stamp.read_text() == wanted and "--force" not in sys.argv:
         return

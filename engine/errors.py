@@ -1,10 +1,10 @@
 """The engine's error tree, classed by what the caller must do next.
 
-    EngineError
-    ├── EngineConfigError    the settings or the model file are wrong: tell the admin, do not retry
-    ├── EngineUnavailable    the child is starting or has died: the same request may be sent again later
-    ├── EngineBusy           the queue is full: try again after `retry_after_s`
-    └── PromptTooLong        the request can never fit: shorten it
+EngineError
+├── EngineConfigError    the settings or the model file are wrong: tell the admin, do not retry
+├── EngineUnavailable    the child is starting or has died: the same request may be sent again later
+├── EngineBusy           the queue is full: try again after `retry_after_s`
+└── PromptTooLong        the request can never fit: shorten it
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class PromptTooLong(EngineError):
     """Prompt plus reserved reply exceed the window of one conversation."""
 
     def __init__(self, n_tokens: int, n_ctx: int) -> None:
-        super().__init__(f"the prompt and its reply need {n_tokens} tokens; one conversation has {n_ctx}")
+        super().__init__(
+            f"the prompt and its reply need {n_tokens} tokens; one conversation has {n_ctx}"
+        )
         self.n_tokens = n_tokens
         self.n_ctx = n_ctx

@@ -59,6 +59,8 @@ class Engine(Protocol):
         """Tokens of a text by the model's own tokenizer (or an upper bound where `info.exact_counts` is False)."""
         ...
 
-    async def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> Rendered:
+    async def render(
+        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True
+    ) -> Rendered:
         """A conversation through the chat template. Raises EngineUnavailable while the model is not loaded."""
         ...

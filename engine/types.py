@@ -51,7 +51,7 @@ class _Frozen(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all engine nouns."""
 
 
-class ChatMessage(_Frozen):
+class ChatMessage(_Frozen, frozen=True, kw_only=True):
     """One message of a conversation, as the model is to see it.
 
     `token_ids` is set for an assistant message that this model generated: those ids are used as they are (text that is
@@ -63,7 +63,7 @@ class ChatMessage(_Frozen):
     token_ids: tuple[int, ...] = ()
 
 
-class Rendered(_Frozen):
+class Rendered(_Frozen, frozen=True, kw_only=True):
     """A conversation through the chat template and tokenizer.
 
     `starts[i]` is the offset in `token_ids` at which message i begins (its header included), so
@@ -82,7 +82,7 @@ class Rendered(_Frozen):
     exact: bool = True
 
 
-class Sampling(_Frozen):
+class Sampling(_Frozen, frozen=True, kw_only=True):
     """How the next token is chosen. `temperature = 0` is greedy. Values outside a sampler's domain disable it."""
 
     temperature: float = 0.7
@@ -96,7 +96,7 @@ class Sampling(_Frozen):
     seed: int | None = None
 
 
-class EngineRequest(_Frozen):
+class EngineRequest(_Frozen, frozen=True, kw_only=True):
     """One reply to generate.
 
     `prompt_tokens` ends with the template's generation prompt. `generated_tokens` are ids of this same reply that were
@@ -124,7 +124,7 @@ class EngineRequest(_Frozen):
     n_shared_prefix: int = 0
 
 
-class Usage(_Frozen):
+class Usage(_Frozen, frozen=True, kw_only=True):
     """What a reply cost, in tokens and seconds."""
 
     n_prompt: int = 0
@@ -135,14 +135,14 @@ class Usage(_Frozen):
     decode_s: float = 0.0
 
 
-class Queued(_Frozen, tag="queued"):
+class Queued(_Frozen, frozen=True, kw_only=True, tag="queued"):
     """Waiting; `place` 1 is next in line. Sent on acceptance and when the place changes."""
 
     request_id: str
     place: int
 
 
-class Progress(_Frozen, tag="progress"):
+class Progress(_Frozen, frozen=True, kw_only=True, tag="progress"):
     """Prefill is under way."""
 
     request_id: str
@@ -150,14 +150,14 @@ class Progress(_Frozen, tag="progress"):
     total_tokens: int
 
 
-class Started(_Frozen, tag="started"):
+class Started(_Frozen, frozen=True, kw_only=True, tag="started"):
     """The request has a sequence; `cached_tokens` of its prompt need no computing."""
 
     request_id: str
     cached_tokens: int
 
 
-class Delta(_Frozen, tag="delta"):
+class Delta(_Frozen, frozen=True, kw_only=True, tag="delta"):
     """New output. `token_ids` are all ids since the last delta; `text` and `thinking` what became visible by them.
 
     Text may lag behind the ids (a character spread over tokens, a possible stop string, a possible tag), never lead.
@@ -169,7 +169,7 @@ class Delta(_Frozen, tag="delta"):
     thinking: str = ""
 
 
-class Finished(_Frozen, tag="finished"):
+class Finished(_Frozen, frozen=True, kw_only=True, tag="finished"):
     """Terminal. `answer_start`: how many of the reply's ids (from its very first) belong to thinking, not the answer.
 
     `n_answer`: how many ids from there are the visible answer — without the end-of-generation token and without ids that
@@ -183,7 +183,7 @@ class Finished(_Frozen, tag="finished"):
     n_answer: int = 0
 
 
-class Failed(_Frozen, tag="failed"):
+class Failed(_Frozen, frozen=True, kw_only=True, tag="failed"):
     """Terminal. `message` is one sentence for an admin."""
 
     request_id: str
@@ -197,7 +197,7 @@ EngineEvent = Queued | Progress | Started | Delta | Finished | Failed
 Terminal = Finished | Failed
 
 
-class ModelInfo(_Frozen):
+class ModelInfo(_Frozen, frozen=True, kw_only=True):
     """What is loaded. `n_ctx_tokens` is the real window of ONE conversation; every budget uses it.
 
     `fingerprint` changes when stored token ids or KV of another file, quantization or tokenizer would be wrong here.
@@ -224,7 +224,7 @@ class EngineState(StrEnum):
     CLOSED = "closed"
 
 
-class EngineStats(_Frozen):
+class EngineStats(_Frozen, frozen=True, kw_only=True):
     """Counters since the child started, and the state now."""
 
     state: EngineState

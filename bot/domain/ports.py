@@ -35,7 +35,9 @@ class Store(Protocol):
         """The current epoch's session for a key (its epoch is ignored); created when there is none."""
         ...
 
-    async def next_epoch(self, key: SessionKey, *, erase_from_prompt: bool) -> tuple[SessionInfo, SessionInfo]:
+    async def next_epoch(
+        self, key: SessionKey, *, erase_from_prompt: bool
+    ) -> tuple[SessionInfo, SessionInfo]:
         """Begin the next epoch: returns (old, new). `erase_from_prompt` (/reset) also drops the old canonical tokens."""
         ...
 
@@ -43,7 +45,9 @@ class Store(Protocol):
         """The override set for one chat, if any."""
         ...
 
-    async def set_chat_policy(self, app_id: str, chat_id: str, policy: SessionPolicy | None) -> None: ...
+    async def set_chat_policy(
+        self, app_id: str, chat_id: str, policy: SessionPolicy | None
+    ) -> None: ...
 
     async def canonical(self, session_id: str) -> Canonical | None: ...
 
@@ -66,7 +70,9 @@ class Store(Protocol):
         """RUNNING → QUEUED for expired leases, and on SQLite (one process holds the file) for every other owner's."""
         ...
 
-    async def finish_turn(self, turn_id: str, owner: str, state: TurnState, *, error: str = "") -> bool:
+    async def finish_turn(
+        self, turn_id: str, owner: str, state: TurnState, *, error: str = ""
+    ) -> bool:
         """RUNNING → a terminal state. False when the lease was lost meanwhile."""
         ...
 
@@ -93,16 +99,22 @@ class Store(Protocol):
     # -- replies -----------------------------------------------------------------------------------------------------
     async def reply(self, turn_id: str) -> tuple[Snapshot | None, tuple[ReplyPart, ...]]: ...
 
-    async def save_reply(self, turn_id: str, snapshot: Snapshot | None, part: ReplyPart | None) -> None:
+    async def save_reply(
+        self, turn_id: str, snapshot: Snapshot | None, part: ReplyPart | None
+    ) -> None:
         """Commit a snapshot (ignored when its rev is not newer) and/or a part, in one transaction."""
         ...
 
-    async def save_answer_tokens(self, turn_id: str, fingerprint: str, answer_token_ids: Sequence[int]) -> None:
+    async def save_answer_tokens(
+        self, turn_id: str, fingerprint: str, answer_token_ids: Sequence[int]
+    ) -> None:
         """The visible answer's ids, for the canonical list of later turns."""
         ...
 
     # -- history -----------------------------------------------------------------------------------------------------
-    async def past_turns(self, session_id: str, *, from_turn_no: int = 0, limit: int = 1000) -> list[PastTurn]:
+    async def past_turns(
+        self, session_id: str, *, from_turn_no: int = 0, limit: int = 1000
+    ) -> list[PastTurn]:
         """Finished chat turns with an answer, oldest first. A turn replaced by /retry or Regenerate is left out."""
         ...
 

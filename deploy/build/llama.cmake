@@ -3,6 +3,9 @@
 # The sdist builds llama.cpp's `common` library although the binding never loads it, and compiles some 150 one-model
 # files that each parse the same headers. Leaving the first out and compiling the second in batches takes the build from
 # about 8.5 to about 3 minutes on two cores. No source is changed; the libraries export the same symbols.
+# A normal variable shadows the cache entry that the binding's CMakeLists forces on (policy CMP0126).
+set(LLAMA_BUILD_COMMON OFF)
+
 function(hearth_shorten_build)
   if(TARGET llama)
     get_target_property(sources llama SOURCES)
@@ -14,10 +17,8 @@ function(hearth_shorten_build)
       endif()
     endforeach()
   endif()
-  foreach(unused llama-common llama-common-base cpp-httplib)
-    if(TARGET ${unused})
-      set_target_properties(${unused} PROPERTIES EXCLUDE_FROM_ALL ON)
-    endif()
-  endforeach()
+  if(TARGET cpp-httplib)
+    set_target_properties(cpp-httplib PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
 endfunction()
 cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL hearth_shorten_build)

@@ -1,0 +1,165 @@
+"""The composition root: builds everything from a Config and ends it in reverse order. Imported only by the command line.
+
+`Hearth` owns every long-lived object; nothing below it reaches for a global.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from bot.config import Config, LlamaModelConfig, ModelConfig
+from bot.errors import ConfigError
+from bot.platforms.base import PlatformAdapter
+from bot.platforms.budget import MemoryBudget
+from bot.platforms.feishu import open_adapter
+from bot.platforms.http import SharedHttp
+from bot.service import Service
+from bot.store import Store
+from bot.web.ops import OpsHandler
+from bot.web.server import WebServer, build_app
+from bot.web.webhook import WebhookHandler
+from engine.client import open_engine
+from engine.config import EngineConfig, OpenAISettings
+from engine.face import Engine
+from engine.types import EngineState
+
+log = structlog.get_logger()
+
+
+def engine_settings(name: str, model: ModelConfig, config: Config) -> EngineConfig | OpenAISettings:
+    """A [models.*] table as the engine wants it."""
+    if isinstance(model, LlamaModelConfig):
+        return EngineConfig(
+            name=name,
+            backend=model.backend,
+            path=model.path if model.path == "demo" else str(config.path(model.path)),
+            n_ctx=model.n_ctx,
+            n_parallel=model.n_parallel,
+            kv_cells=0 if model.kv_tokens == "auto" else model.kv_tokens,
+            n_batch=model.n_batch,
+            n_ubatch=min(model.n_batch, 512),
+            n_threads=model.n_threads,
+            n_gpu_layers=model.n_gpu_layers,
+            cache_type_k=model.cache_type_k,
+            cache_type_v=model.cache_type_v,
+            flash_attention=model.flash_attention,
+            use_mmap=model.use_mmap,
+            max_waiting=model.max_waiting,
+            max_waiting_per_owner=model.max_waiting_per_person,
+            fake=dict(model.fake),
+        )
+    return OpenAISettings(
+        name=name,
+        base_url=model.base_url,
+        model=model.model,
+        n_ctx=model.n_ctx,
+        api_key=model.api_key.get_secret_value(),
+        n_parallel=model.n_parallel,
+        timeout_s=model.timeout_s,
+    )
+
+
+def store_url(config: Config) -> str:
+    """The database URL with a relative SQLite path made absolute."""
+    url = config.storage.url.get_secret_value()
+    if not url.startswith("sqlite"):
+        return url
+    scheme, _, path = url.partition("///")
+    if not path:
+        raise ConfigError('storage.url: a SQLite URL is "sqlite:///path/to/file.db"')
+    return f"{scheme}///{config.path(path)}"
+
+
+class Hearth:
+    """A running Hearth. `start` opens everything in order; `close` ends it in reverse, letting replies reach a safe point."""
+
+    def __init__(
+        self, config: Config, *, extra_adapters: Mapping[str, PlatformAdapter] | None = None
+    ) -> None:
+        self.config = config
+        self.registry = CollectorRegistry()
+        self.store = Store(
+            store_url(config),
+            dedupe_hours=config.storage.dedupe_hours,
+            backups=config.storage.backups,
+        )
+        self.engines: dict[str, Engine] = {
+            name: open_engine(engine_settings(name, model, config))
+            for name, model in config.models.items()
+        }
+        self.http = SharedHttp()
+        self.adapters: dict[str, PlatformAdapter] = dict(extra_adapters or {})
+        self._stack = AsyncExitStack()
+        self._started_at = time.monotonic()
+        self.service: Service | None = None
+        self.web: WebServer | None = None
+
+    async def start(self, *, listen: bool = True) -> None:
+        """Open the database, start the engines (loading goes on in the background), the bots, and the web server."""
+        try:
+            await self._start(listen=listen)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self, *, listen: bool) -> None:
+        await self.store.open()
+        self._stack.push_async_callback(self.store.close)
+        for engine in self.engines.values():
+            self._stack.push_async_callback(engine.close)
+            await engine.start()
+        await self.http.start()
+        self._stack.push_async_callback(self.http.close)
+        for name, bot in self.config.bots.items():
+            self.adapters[name] = open_adapter(
+                name, bot, self.http, MemoryBudget(bot.monthly_calls)
+            )
+        for adapter in self.adapters.values():
+            self._stack.push_async_callback(adapter.close)
+            await adapter.start()
+        service = Service(
+            self.config, self.store, self.adapters, self.engines, registry=self.registry
+        )
+        self.service = service
+        self._stack.push_async_callback(service.close)
+        await service.start()
+        if listen:
+            await self._listen(service)
+
+    async def _listen(self, service: Service) -> None:
+        cap = self.config.server.max_body_bytes
+        webhook = WebhookHandler(self.adapters, service.inbox, cap)
+        app = build_app(webhook, OpsHandler(self.readiness, self.registry), max_body_bytes=cap)
+        self.web = WebServer(app, self.config.server.host, self.config.server.port)
+        await self.web.start()
+        self._stack.push_async_callback(self.web.close)
+
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Whether questions are answered now, and the facts behind it."""
+        models: dict[str, Any] = {}
+        ready = True
+        for name, engine in self.engines.items():
+            stats = await engine.stats()
+            models[name] = {"state": stats.state.value, "restarts": stats.n_restarts}
+            if stats.detail:
+                models[name]["detail"] = stats.detail
+            ready = ready and stats.state is EngineState.READY
+        bots = {name: dict(adapter.health()) for name, adapter in self.adapters.items()}
+        facts = {
+            "models": models,
+            "bots": bots,
+            "uptime_s": round(time.monotonic() - self._started_at, 1),
+            "now": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        return ready, facts
+
+    async def close(self) -> None:
+        """Stop listening, bring running replies to a safe point, end the children, close the database."""
+        await self._stack.aclose()

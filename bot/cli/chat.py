@@ -1,0 +1,125 @@
+"""`hearth chat`: the terminal as a platform."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bot.app import Hearth
+from bot.cli.main import with_engine
+from bot.config import Config, parse_config
+from bot.errors import HearthError
+from bot.logs import set_up_logging
+from bot.platforms.terminal import APP_ID, TerminalAdapter, terminal_message
+
+LOAD_TIMEOUT_S = 600.0
+
+
+class LineReader:
+    """Reads lines in a daemon thread, so that Ctrl-C at the prompt ends the program at once. Owned by one chat."""
+
+    def __init__(self, *, interactive: bool) -> None:
+        self._interactive = interactive
+        self._loop = asyncio.get_running_loop()
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._wanted = threading.Semaphore(0)
+        threading.Thread(target=self._run, name="stdin", daemon=True).start()
+
+    async def next(self) -> str | None:
+        """The next line, None at the end of input."""
+        self._wanted.release()
+        return await self._lines.get()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.acquire()
+            try:
+                line = input("you> ") if self._interactive else self._plain()
+            except (EOFError, ValueError):
+                line = None
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
+            if line is None:
+                return
+
+    @staticmethod
+    def _plain() -> str:
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
+
+
+@contextlib.asynccontextmanager
+async def _configured(config: Config | None, engine: str) -> AsyncIterator[Config]:
+    """The given config without its bots, or a throw-away one with the demo model."""
+    with contextlib.ExitStack() as stack:
+        if config is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hearth-chat-")))
+            config = parse_config({"chat": {"language": "en", "show_date": False}}, folder)
+        access = config.access.model_copy(update={"per_user_per_minute": 0})
+        config = config.model_copy(
+            update={
+                "bots": {},
+                "access": access,
+                "log": config.log.model_copy(update={"level": "error"}),
+            }
+        )
+        yield with_engine(config, engine)
+
+
+async def run_chat(config: Config | None, engine: str) -> None:
+    """Talk until the end of input. Ctrl-C stops a running reply; at the prompt it leaves."""
+    async with _configured(config, engine) as settings:
+        set_up_logging(settings)
+        adapter = TerminalAdapter("terminal", sys.stdout)
+        hearth = Hearth(settings, extra_adapters={"terminal": adapter})
+        await hearth.start(listen=False)
+        try:
+            await _talk(hearth, adapter)
+        finally:
+            await hearth.close()
+
+
+async def _talk(hearth: Hearth, adapter: TerminalAdapter) -> None:
+    interactive = sys.stdin.isatty()
+    model = await hearth.engines[hearth.config.default_model].wait_ready(LOAD_TIMEOUT_S)
+    if interactive:
+        adapter.write(
+            f"{model.name}: {model.description}, {model.n_ctx_tokens} tokens. /help shows the commands; Ctrl-D leaves.\n"
+        )
+    reader = LineReader(interactive=interactive)
+    user = getpass.getuser()
+    loop = asyncio.get_running_loop()
+    while (line := await reader.next()) is not None:
+        if not line.strip():
+            continue
+        adapter.answered.clear()
+        loop.add_signal_handler(signal.SIGINT, lambda: _stop_reply(hearth, adapter, user))
+        try:
+            await _say(hearth, adapter, line, user)
+            await adapter.answered.wait()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+def _stop_reply(hearth: Hearth, adapter: TerminalAdapter, user: str) -> None:
+    """Ctrl-C during a reply is /stop; the task lives on the adapter's loop until the command is stored."""
+    task = asyncio.get_running_loop().create_task(
+        _say(hearth, adapter, "/stop", user), name="terminal-stop"
+    )
+    adapter.background.add(task)
+    task.add_done_callback(adapter.background.discard)
+
+
+async def _say(hearth: Hearth, adapter: TerminalAdapter, text: str, user: str) -> None:
+    if hearth.service is None:
+        raise HearthError(f"{APP_ID}: the service has not started")
+    await hearth.service.inbox.accept("terminal", adapter, (terminal_message(text, user),))

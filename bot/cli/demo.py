@@ -1,0 +1,170 @@
+"""`hearth demo`: the whole service on this machine, with Feishu played by the sandbox and a page to chat in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bot.app import Hearth
+from bot.cli.main import with_engine
+from bot.cli.serve import stop_on_signals
+from bot.config import Config, parse_config
+from bot.errors import ConfigError
+from bot.logs import set_up_logging
+from bot.sandbox import FeishuSandbox, SandboxConfig, build_stage
+
+FIRST_PORT = 8080
+PORTS_TO_TRY = 20
+BOT_NAME = "feishu"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """The command's options."""
+
+    port: int | None
+    open_browser: bool
+    model: str
+    language: str
+    data: Path | None
+    engine: str
+
+
+def choose_port(wanted: int | None) -> int:
+    """The wanted port, or the first free one from 8080. Raises ConfigError when there is none."""
+    candidates = [wanted] if wanted is not None else range(FIRST_PORT, FIRST_PORT + PORTS_TO_TRY)
+    for port in candidates:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    what = (
+        f"port {wanted} is"
+        if wanted is not None
+        else f"ports {FIRST_PORT} to {FIRST_PORT + PORTS_TO_TRY - 1} are"
+    )
+    raise ConfigError(f"{what} already in use; choose another with --port")
+
+
+def demo_language(wanted: str) -> str:
+    """zh or en: as asked, else from the environment. Raises ConfigError for anything else."""
+    if wanted not in {"", "zh", "en"}:
+        raise ConfigError(f'--language {wanted}: it is "zh" or "en"')
+    return wanted or (
+        "zh" if os.environ.get("LC_ALL", os.environ.get("LANG", "")).startswith("zh") else "en"
+    )
+
+
+def demo_config(
+    options: DemoOptions, folder: Path, sandbox: SandboxConfig, api_base: str
+) -> Config:
+    """A complete config for the demo: one Feishu bot whose platform is the sandbox."""
+    data: dict[str, Any] = {
+        "server": {"port": 0},
+        "log": {"level": "warning"},
+        "storage": {"url": "sqlite:///demo.db"},
+        "models": {"demo" if options.model == "demo" else "local": {"path": options.model}},
+        "chat": {
+            "language": demo_language(options.language),
+            "show_date": options.model != "demo",
+            "max_new_tokens": 400,
+        },
+        "access": {"per_user_per_minute": 60},
+        "bots": {
+            BOT_NAME: {
+                "platform": "feishu",
+                "app_id": sandbox.app_id,
+                "app_secret": sandbox.app_secret,
+                "encrypt_key": sandbox.encrypt_key,
+                "verification_token": sandbox.verification_token,
+                "api_base": api_base,
+                "update_interval_s": 1.0,
+            }
+        },
+    }
+    return with_engine(parse_config(data, folder), options.engine)
+
+
+def page_notes(options: DemoOptions) -> dict[str, Any]:
+    """What the page says about the model."""
+    tiny = options.model == "demo" and not options.engine
+    return {
+        "model": "SmolLM2-135M-Instruct"
+        if tiny
+        else Path(options.model).name
+        if not options.engine
+        else "scripted",
+        "language": demo_language(options.language),
+        "tiny_model": tiny,
+        "sample_questions": [
+            "What is photosynthesis?",
+            "Write a short poem about the sea.",
+            "Give me three tips for a good night's sleep.",
+        ],
+        "real_model_hint": "hearth demo --model /path/to/model.gguf",
+    }
+
+
+async def run_demo(options: DemoOptions) -> None:
+    """Run until Ctrl-C."""
+    port = choose_port(options.port)
+    with contextlib.ExitStack() as stack:
+        if options.data is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hearth-demo-")))
+        else:
+            folder = options.data.resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+        await _run_in(options, folder, port)
+
+
+async def _run_in(options: DemoOptions, folder: Path, port: int) -> None:
+    stop = stop_on_signals()
+    settings = SandboxConfig(
+        app_id=f"cli_{secrets.token_hex(8)}",
+        app_secret=secrets.token_urlsafe(24),
+        encrypt_key=secrets.token_urlsafe(24),
+        verification_token=secrets.token_urlsafe(24),
+        notes=page_notes(options),
+        page=True,
+    )
+    sandbox = FeishuSandbox(settings)
+    build_stage(sandbox)
+    await sandbox.start("127.0.0.1", port)
+    config = demo_config(options, folder, settings, sandbox.base_url)
+    set_up_logging(config)
+    hearth = Hearth(config)
+    try:
+        await hearth.start()
+        try:
+            if hearth.web is None:
+                raise ConfigError("the demo needs the web server")
+            sandbox.subscribe(f"{hearth.web.url}/webhook/{BOT_NAME}")
+            await sandbox.url_check()
+            _announce(sandbox.base_url, hearth.web.url)
+            if options.open_browser:
+                webbrowser.open(sandbox.base_url)
+            await stop.wait()
+        finally:
+            await hearth.close()
+    finally:
+        await sandbox.close()
+
+
+def _announce(page: str, service: str) -> None:
+    sys.stdout.write(
+        f"\n  Open {page} and ask the bot something.\n"
+        f"  Feishu is played by this program at {page}; Hearth listens at {service} and knows nothing of that.\n"
+        "  Ctrl-C ends the demo.\n\n"
+    )
+    sys.stdout.flush()

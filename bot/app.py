@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import structlog
+from engine.client import open_engine
 from prometheus_client import CollectorRegistry
 
 from bot.config import Config, LlamaModelConfig, ModelConfig
@@ -25,7 +26,6 @@ from bot.store import Store
 from bot.web.ops import OpsHandler
 from bot.web.server import WebServer, build_app
 from bot.web.webhook import WebhookHandler
-from engine.client import open_engine
 from engine.config import EngineConfig, OpenAISettings
 from engine.face import Engine
 from engine.types import EngineState

@@ -1,0 +1,84 @@
+"""Two small judgements about a child process, without clocks or processes of their own.
+
+`StallWatch` says whether a decode step hangs, `Backoff` how long to wait before the next start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """How a child is watched and restarted; seconds unless named otherwise.
+
+    A step may take `stall_factor` × the longest one seen + `stall_s`; before any step was measured `first_step_s`, since
+    the first one may page weights in from a slow disk. After a fault in the settings or the model file the start is
+    repeated every `config_retry_s` (a file may still be on its way), never in a quick loop.
+    """
+
+    backoff_first_s: float = 0.2
+    backoff_max_s: float = 30.0
+    healthy_after_s: float = 60.0
+    config_retry_s: float = 60.0
+    close_grace_s: float = 5.0
+    stall_factor: float = 10.0
+    stall_s: float = 30.0
+    first_step_s: float = 120.0
+    watch_every_s: float = 1.0
+    answer_s: float = 30.0
+    stats_s: float = 0.5
+
+
+class StallWatch:
+    """Whether the decode loop of one child is stuck, by its beats. Owner: the child's supervisor; times are monotonic."""
+
+    def __init__(self, rules: Supervision, now: float) -> None:
+        self._rules = rules
+        self._working = False
+        self._longest_step_s = 0.0
+        self._n_steps = 0
+        self._last_sign = now
+        self._last_look = now
+
+    def beat(self, now: float, *, working: bool, n_steps: int, longest_step_s: float) -> None:
+        """The child's loop showed that it moves."""
+        self._working = working
+        self._n_steps = n_steps
+        self._longest_step_s = longest_step_s
+        self._last_sign = now
+
+    @property
+    def allowance_s(self) -> float:
+        """How long the loop may be silent while it works."""
+        if not self._n_steps:
+            return max(self._rules.first_step_s, self._rules.stall_s)
+        return self._rules.stall_factor * self._longest_step_s + self._rules.stall_s
+
+    def stalled(self, now: float) -> bool:
+        """Whether the loop is stuck; to be asked every `watch_every_s`.
+
+        A question that comes late proves that *we* slept (a blocked event loop, a suspended machine) and that beats may
+        lie unread: then the silence counts from now.
+        """
+        late = now - self._last_look > 3 * self._rules.watch_every_s
+        self._last_look = now
+        if late:
+            self._last_sign = now
+        return self._working and now - self._last_sign > self.allowance_s
+
+
+class Backoff:
+    """Doubling waits between restarts. Owner: the supervisor task."""
+
+    def __init__(self, rules: Supervision) -> None:
+        self._rules = rules
+        self._n_failures = 0
+
+    def next_wait_s(self, healthy_s: float) -> float:
+        """The wait after a life that was ready for `healthy_s`; a long enough one forgives all before it."""
+        if healthy_s >= self._rules.healthy_after_s:
+            self._n_failures = 0
+        wait_s = min(self._rules.backoff_max_s, self._rules.backoff_first_s * 2**self._n_failures)
+        self._n_failures = min(self._n_failures + 1, 30)
+        return wait_s

@@ -1,0 +1,271 @@
+"""The engine child: `python -m engine.worker --fd N --parent PID`, started by `engine.process`.
+
+Owns the model, through `Core`, on the main thread. Three more threads: `reader` sorts incoming frames, `text`
+counts and renders, `writer` sends. Knows nothing of chats or people and imports nothing of the bot.
+
+It never outlives its parent: the kernel kills it when the parent dies (PR_SET_PDEATHSIG), and it exits on the end of
+the socket. SIGINT and SIGTERM are ignored, as both reach the whole process group (Ctrl-C, systemd): the parent decides,
+by `Shutdown`. If any of its threads fails, the process ends rather than limp; the parent starts another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from engine import wire
+from engine.core import Core
+from engine.errors import EngineConfigError
+from engine.outbox import Outbox
+from engine.textdesk import TextDesk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.backends.base import Backend
+    from engine.config import EngineConfig
+
+EXIT_OK: Final = 0
+EXIT_CONFIG: Final = 3
+EXIT_FAULT: Final = 70
+
+_PR_SET_PDEATHSIG: Final = 1
+_BEAT_EVERY_S: Final = 0.5
+_BLOCKED_WAIT_S: Final = 0.02
+_FLUSH_S: Final = 2.0
+_RECV_BYTES: Final = 256 * 1024
+
+LoopCommand = (
+    wire.Hello | wire.Submit | wire.Cancel | wire.Warm | wire.Forget | wire.AskStats | wire.Shutdown
+)
+
+
+class Loop:
+    """Drain commands, step, repeat. Owner: the main thread; it alone calls the core. Sleeps when there is no work."""
+
+    def __init__(
+        self,
+        core: Core,
+        commands: queue.SimpleQueue[LoopCommand],
+        report: Callable[[wire.Report], None],
+    ) -> None:
+        self._core = core
+        self._commands = commands
+        self._report = report
+        self._working = False
+        self._n_steps = 0
+        self._longest_step_s = 0.0
+        self._last_beat = 0.0
+
+    def run(self) -> None:
+        """Work until `Shutdown`."""
+        wait_s: float | None = None
+        while self._drain(wait_s):
+            if not self._core.has_work:
+                self._set_working(working=False)
+                wait_s = None
+                continue
+            self._set_working(working=True)
+            # A step that could do nothing (all wait for memory or a deadline) is not repeated at once.
+            wait_s = 0.0 if self._step() else _BLOCKED_WAIT_S
+
+    def _drain(self, wait_s: float | None) -> bool:
+        """Apply every waiting command; wait for the first `wait_s` (None = as long as it takes). False = shut down."""
+        try:
+            command = self._commands.get(block=wait_s != 0.0, timeout=wait_s or None)
+            while not isinstance(command, wire.Shutdown):
+                self._apply(command)
+                command = self._commands.get_nowait()
+        except queue.Empty:
+            return True
+        return False
+
+    def _apply(self, command: LoopCommand) -> None:
+        match command:
+            case wire.Submit(request=request):
+                self._core.submit(request)
+            case wire.Cancel(request_id=request_id):
+                self._core.cancel(request_id)
+            case wire.Warm(cache_key=key, scope=scope, tokens=tokens):
+                self._core.warm(key, scope, tokens)
+            case wire.Forget(cache_key=key):
+                self._core.forget(key)
+                self._report(wire.Forgotten(cache_key=key))
+            case wire.AskStats(seq=seq):
+                self._report(wire.StatsAnswer(seq=seq, stats=self._core.stats()))
+            case wire.Hello():
+                raise wire.WireError("a second hello")
+            case wire.Shutdown():
+                raise AssertionError("handled by the caller")
+
+    def _step(self) -> bool:
+        started = time.monotonic()
+        progressed = self._core.step()
+        now = time.monotonic()
+        self._n_steps += 1
+        self._longest_step_s = max(self._longest_step_s, now - started)
+        if now - self._last_beat >= _BEAT_EVERY_S:
+            self._beat(now)
+        return progressed
+
+    def _set_working(self, *, working: bool) -> None:
+        if working != self._working:
+            self._working = working
+            self._beat(time.monotonic())
+
+    def _beat(self, now: float) -> None:
+        self._last_beat = now
+        self._report(
+            wire.Beat(
+                working=self._working,
+                n_steps=self._n_steps,
+                longest_step_s=self._longest_step_s,
+            )
+        )
+
+
+class Reader:
+    """Sorts incoming frames by who answers them. Owner: its thread. The end of the stream ends the process.
+
+    Questions that come before the model is loaded cannot happen: the parent asks only after `Ready`.
+    """
+
+    def __init__(self, sock: socket.socket, commands: queue.SimpleQueue[LoopCommand]) -> None:
+        self._sock = sock
+        self._commands = commands
+        self.desk: TextDesk | None = None
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+
+    def start(self) -> None:
+        """Start reading."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        buffer = wire.FrameBuffer()
+        first = True
+        while data := self._receive():
+            for payload in buffer.feed(data):
+                if first and (version := wire.peek_version(payload)) != wire.WIRE_VERSION:
+                    raise wire.WireError(_version_sentence(version))
+                first = False
+                self._sort(wire.decode_command(payload))
+        os._exit(EXIT_OK)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._sock.recv(_RECV_BYTES)
+        except OSError:
+            return b""
+
+    def _sort(self, command: wire.Command) -> None:
+        if not isinstance(command, wire.AskCount | wire.AskRender):
+            self._commands.put(command)
+        elif self.desk is None:
+            raise wire.WireError("a question before the model was loaded")
+        else:
+            self.desk.put(command)
+
+
+def _version_sentence(version: int) -> str:
+    return (
+        f"the bot speaks wire version {version}, the engine on disk {wire.WIRE_VERSION}: "
+        "hearth was upgraded while running; restart it"
+    )
+
+
+def _bind_to_parent(parent_pid: int) -> None:
+    """Make the kernel kill this process when its parent dies, and exit if that has happened already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(EXIT_OK)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _end_on_thread_failure(args: threading.ExceptHookArgs) -> NoReturn:
+    traceback.print_exception(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.stderr.flush()
+    os._exit(EXIT_FAULT)
+
+
+def _load(config: EngineConfig, outbox: Outbox) -> tuple[Backend, TextDesk]:
+    """The model and the desk that counts with it. Raises EngineConfigError."""
+    from engine.backends.base import make_backend
+    from engine.text.template import ChatTemplate
+
+    backend = make_backend(config)
+
+    def tokenize(text: str, parse_special: bool) -> list[int]:
+        return backend.tokenize(text, add_special=False, parse_special=parse_special)
+
+    template = ChatTemplate(
+        backend.chat_template(),
+        bos_text=backend.bos_text,
+        eos_text=backend.eos_text,
+        add_bos=backend.add_bos,
+        tokenize=tokenize,
+        special_texts=backend.special_texts(),
+    )
+    return backend, TextDesk(lambda text: len(tokenize(text, False)), template, outbox.put)
+
+
+def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Outbox) -> int:
+    """Load, work until told to stop, close. Returns the exit status."""
+    hello = commands.get()
+    if isinstance(hello, wire.Shutdown):
+        return EXIT_OK
+    if not isinstance(hello, wire.Hello):
+        raise wire.WireError("the first frame is not a hello")
+    try:
+        backend, desk = _load(hello.config, outbox)
+    except EngineConfigError as error:
+        outbox.put(wire.LoadFailed(message=str(error)))
+        return EXIT_CONFIG
+    core = Core(backend, hello.config, outbox.put)
+    desk.start()
+    reader.desk = desk
+    outbox.put(wire.Ready(version=wire.WIRE_VERSION, info=backend.info()))
+    Loop(core, commands, outbox.put).run()
+    core.close()
+    backend.close()
+    return EXIT_OK
+
+
+def main() -> NoReturn:
+    """Entry point of the child."""
+    parser = argparse.ArgumentParser(
+        prog="engine.worker", description="started by hearth; not for hand use"
+    )
+    parser.add_argument("--fd", type=int, required=True, help="the child's end of the socket pair")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the parent")
+    args = parser.parse_args()
+    _bind_to_parent(args.parent)
+    threading.excepthook = _end_on_thread_failure
+    sock = socket.socket(fileno=args.fd)
+    commands: queue.SimpleQueue[LoopCommand] = queue.SimpleQueue()
+    outbox = Outbox(sock)
+    reader = Reader(sock, commands)
+    outbox.start()
+    reader.start()
+    try:
+        status = _serve(reader, commands, outbox)
+    except Exception:  # noqa: BLE001 - the last stop: the parent names the last line and starts another child
+        traceback.print_exc()
+        status = EXIT_FAULT
+    outbox.close(_FLUSH_S)
+    sys.stderr.flush()
+    # Daemon threads are in blocking calls and native libraries dislike a late teardown: leave at once.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 HearthError
 ├── ConfigError          the config file or environment is wrong: say it in one line, exit
+├── StoreError           the database could not do it: nothing of the call is stored; say so, go on
 ├── Rejected             an inbound request is not genuine or not readable: answer `status`, do no work
 └── PlatformError        a call to a platform did not succeed
     ├── RetryLater       not done; the same call may be repeated after `after_s`
@@ -20,6 +21,14 @@ class HearthError(Exception):
 
 class ConfigError(HearthError):
     """The configuration cannot work; the message says what, where and how to mend it."""
+
+
+class StoreError(HearthError):
+    """The database could not do what was asked (in use, full, unreachable, too new, closed).
+
+    Nothing of the failed call is stored, with one exception: when a PostgreSQL connection is lost in the very moment of
+    the commit, it may have been.
+    """
 
 
 class Rejected(HearthError):

@@ -1,0 +1,43 @@
+"""One process per SQLite file: an exclusive flock on `<database>.lock`, held as long as the store is open.
+
+The kernel drops the lock when the process dies, however it dies; the file itself stays (removing it would race).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from bot.errors import StoreError
+
+
+class LockFile:
+    """Holds the lock. Owner: the `Database` that made it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def take(self) -> None:
+        """Take the lock. Raises StoreError with one sentence that names the process holding it."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            database = self._path.with_suffix("")
+            raise StoreError(
+                f"the database {database} is in use by process {holder}; stop that one first, or give this one its own storage.url"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
+        self._fd = fd
+
+    def drop(self) -> None:
+        """Give the lock back; harmless when it is not held."""
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None

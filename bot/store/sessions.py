@@ -1,0 +1,187 @@
+"""Sessions: which epoch of a conversation is current, its canonical tokens, and the policy set for a chat.
+
+Owns the tables sessions, canonical and chat_settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from bot.domain.records import Canonical, SessionInfo
+from bot.domain.types import SessionKey, SessionPolicy
+from bot.store.db import Database
+from bot.store.tables import AnyRow, canonical, chat_settings, sessions
+
+
+def key_hash(key: SessionKey) -> str:
+    """One text for the parts that name a conversation (its epoch is not among them); None and "" stay different."""
+    parts = json.dumps([key.app_id, key.chat_id, key.topic_id, key.user_id])
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def read_key(row: AnyRow) -> SessionKey:
+    """The key in a row that has the session's columns."""
+    return SessionKey(row.app_id, row.chat_id, row.topic_id, row.user_id, row.epoch)
+
+
+def _read_info(row: AnyRow) -> SessionInfo:
+    return SessionInfo(
+        id=row.id,
+        key=read_key(row),
+        created_at=row.created_at,
+        last_turn_no=row.last_turn_no,
+        noted_date=row.noted_date,
+    )
+
+
+def _current(key: SessionKey) -> sa.ColumnElement[bool]:
+    # is_current = 1 is written out: with a bound parameter neither database would use the partial index.
+    return sa.and_(sessions.c.key_hash == key_hash(key), sa.text("sessions.is_current = 1"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Queries and works on sessions. Holds no state but the database."""
+
+    db: Database
+
+    def open_current(self, connection: Connection, key: SessionKey, *, new_turns: int) -> AnyRow:
+        """The current session's row, created when there is none, its turn counter raised by `new_turns`: one statement."""
+        insert = self.db.insert(sessions).values(self._fresh(key, epoch=0, last_turn_no=new_turns))
+        upsert = insert.on_conflict_do_update(
+            index_elements=[sessions.c.key_hash],
+            index_where=sa.text("is_current = 1"),
+            set_={"last_turn_no": sessions.c.last_turn_no + new_turns},
+        )
+        row: AnyRow = connection.execute(upsert.returning(sessions)).one()
+        return row
+
+    def _fresh(self, key: SessionKey, *, epoch: int, last_turn_no: int = 0) -> dict[str, object]:
+        return {
+            "id": uuid.uuid4().hex,
+            "key_hash": key_hash(key),
+            "app_id": key.app_id,
+            "chat_id": key.chat_id,
+            "topic_id": key.topic_id,
+            "user_id": key.user_id,
+            "epoch": epoch,
+            "is_current": 1,
+            "erased": 0,
+            "last_turn_no": last_turn_no,
+            "noted_date": "",
+            "created_at": self.db.clock(),
+        }
+
+    async def session(self, key: SessionKey) -> SessionInfo:
+        """See ports.Store."""
+
+        def find(connection: Connection) -> SessionInfo | None:
+            row = connection.execute(sa.select(sessions).where(_current(key))).one_or_none()
+            return _read_info(row) if row else None
+
+        found = await self.db.read(find)
+        if found is not None:
+            return found
+        return await self.db.write(lambda c: _read_info(self.open_current(c, key, new_turns=0)))
+
+    async def next_epoch(
+        self, key: SessionKey, *, erase_from_prompt: bool
+    ) -> tuple[SessionInfo, SessionInfo]:
+        """See ports.Store. With `erase_from_prompt` the old session's turns are gone from every later prompt as well."""
+
+        def work(connection: Connection) -> tuple[SessionInfo, SessionInfo]:
+            old_id = self.open_current(connection, key, new_turns=0).id
+            closing = (
+                sa.update(sessions)
+                .where(sessions.c.id == old_id)
+                .values(is_current=0, erased=int(erase_from_prompt))
+            )
+            old = connection.execute(closing.returning(sessions)).one()
+            if erase_from_prompt:
+                connection.execute(sa.delete(canonical).where(canonical.c.session_id == old_id))
+            fresh = sa.insert(sessions).values(self._fresh(key, epoch=old.epoch + 1))
+            return _read_info(old), _read_info(connection.execute(fresh.returning(sessions)).one())
+
+        return await self.db.write(work)
+
+    # -- canonical tokens --------------------------------------------------------------------------------------------
+    async def canonical(self, session_id: str) -> Canonical | None:
+        """See ports.Store."""
+
+        def find(connection: Connection) -> Canonical | None:
+            row = connection.execute(
+                sa.select(canonical).where(canonical.c.session_id == session_id)
+            ).one_or_none()
+            if row is None:
+                return None
+            return Canonical(
+                row.fingerprint,
+                row.token_ids,
+                row.boundaries,
+                row.window_from_turn_no,
+                row.covers_turn_no,
+            )
+
+        return await self.db.read(find)
+
+    async def save_canonical(self, session_id: str, tokens: Canonical | None) -> None:
+        """See ports.Store. A session that /reset has erased takes none: a turn that ends late must not bring it back."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(sa.delete(canonical).where(canonical.c.session_id == session_id))
+            if tokens is None:
+                return
+            erased = connection.execute(
+                sa.select(sessions.c.erased).where(sessions.c.id == session_id)
+            ).scalar()
+            if erased:
+                return
+            connection.execute(
+                sa.insert(canonical).values(
+                    session_id=session_id,
+                    fingerprint=tokens.fingerprint,
+                    token_ids=tokens.token_ids,
+                    boundaries=tokens.boundaries,
+                    window_from_turn_no=tokens.window_from_turn_no,
+                    covers_turn_no=tokens.covers_turn_no,
+                    updated_at=self.db.clock(),
+                )
+            )
+
+        await self.db.write(work)
+
+    # -- chats -------------------------------------------------------------------------------------------------------
+    async def chat_policy(self, app_id: str, chat_id: str) -> SessionPolicy | None:
+        """See ports.Store."""
+        where = sa.and_(chat_settings.c.app_id == app_id, chat_settings.c.chat_id == chat_id)
+        found = await self.db.read(
+            lambda c: c.execute(sa.select(chat_settings.c.policy).where(where)).scalar()
+        )
+        return SessionPolicy(found) if found else None
+
+    async def set_chat_policy(
+        self, app_id: str, chat_id: str, policy: SessionPolicy | None
+    ) -> None:
+        """See ports.Store."""
+        where = sa.and_(chat_settings.c.app_id == app_id, chat_settings.c.chat_id == chat_id)
+        if policy is None:
+            await self.db.write(lambda c: c.execute(sa.delete(chat_settings).where(where)).close())
+            return
+        values = {
+            "app_id": app_id,
+            "chat_id": chat_id,
+            "policy": policy.value,
+            "updated_at": self.db.clock(),
+        }
+        insert = self.db.insert(chat_settings).values(values)
+        upsert = insert.on_conflict_do_update(
+            index_elements=["app_id", "chat_id"],
+            set_={"policy": insert.excluded.policy, "updated_at": insert.excluded.updated_at},
+        )
+        await self.db.write(lambda c: c.execute(upsert).close())

@@ -1,0 +1,213 @@
+"""The life of a turn after it was accepted: claimed, held by a lease, finished, recovered, cancelled.
+
+Owns every change of turns.state; the only way into RUNNING is `claim`. The database itself keeps the rule "one RUNNING
+turn per (session, lane)" by a partial unique index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from bot.domain.types import Turn, TurnKind, TurnState
+from bot.errors import StoreError
+from bot.store import turnrows
+from bot.store.db import Database
+from bot.store.tables import inbound, sessions, turns
+
+_FINISHED = frozenset({TurnState.DONE, TurnState.FAILED, TurnState.CANCELLED})
+# States are written out in SQL: with bound parameters neither database would use the partial indexes.
+_QUEUED = sa.text("turns.state = 'queued'")
+_RUNNING = sa.text("turns.state = 'running'")
+
+
+def _first_in_line(lock: bool, limit: int) -> sa.Select[Any]:
+    """The oldest QUEUED turn of each (session, lane) without a RUNNING one, oldest first.
+
+    With `lock` (PostgreSQL) rows that another process is claiming are passed over. The turn behind such a row is not
+    taken instead: this statement still sees the row as QUEUED and earlier.
+    """
+    ahead = turns.alias("ahead")
+    busy = turns.alias("busy")
+    same_line = (ahead.c.session_id == turns.c.session_id, ahead.c.lane == turns.c.lane)
+    query = (
+        sa.select(turns.c.id)
+        .where(
+            _QUEUED,
+            ~sa.exists().where(
+                busy.c.session_id == turns.c.session_id,
+                busy.c.lane == turns.c.lane,
+                sa.text("busy.state = 'running'"),
+            ),
+            ~sa.exists().where(
+                *same_line, sa.text("ahead.state = 'queued'"), ahead.c.seq < turns.c.seq
+            ),
+        )
+        .order_by(turns.c.seq)
+        .limit(limit)
+    )
+    return query.with_for_update(of=turns, skip_locked=True) if lock else query
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Works and queries on turns. Holds no state but the database."""
+
+    db: Database
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    async def claim(self, owner: str, lease_s: float, limit: int) -> list[Turn]:
+        """See ports.Store. Three statements, however many turns are taken and however long the history is."""
+        if limit < 1:
+            return []
+        try:
+            return await self.db.write(
+                lambda connection: self._claim(connection, owner, lease_s, limit)
+            )
+        except StoreError as error:
+            if isinstance(
+                error.__cause__, IntegrityError
+            ):  # another process was quicker; the next call sees it
+                return []
+            raise
+
+    def _claim(self, connection: Connection, owner: str, lease_s: float, limit: int) -> list[Turn]:
+        # A CTE, since PostgreSQL may run a plain sub-select with LIMIT more than once.
+        picked = (
+            _first_in_line(not self.db.place.is_sqlite, limit)
+            .cte("picked")
+            .prefix_with("MATERIALIZED")
+        )
+        take = (
+            sa.update(turns)
+            .where(turns.c.id.in_(sa.select(picked.c.id)), _QUEUED)
+            .values(
+                state=TurnState.RUNNING.value,
+                attempt=turns.c.attempt + 1,
+                lease_owner=owner,
+                lease_until=self._lease_end(lease_s),
+            )
+            .returning(turns.c.id)
+        )
+        taken = list(connection.execute(take).scalars())
+        return turnrows.load(connection, turns.c.id.in_(taken)) if taken else []
+
+    def _lease_end(self, lease_s: float) -> sa.ColumnElement[int]:
+        return self.db.now_micros() + round(lease_s * 1_000_000)
+
+    async def heartbeat(self, owner: str, lease_s: float) -> frozenset[str]:
+        """See ports.Store."""
+        extend = (
+            sa.update(turns)
+            .where(_RUNNING, turns.c.lease_owner == owner)
+            .values(lease_until=self._lease_end(lease_s))
+            .returning(turns.c.id)
+        )
+        return await self.db.write(lambda c: frozenset(c.execute(extend).scalars()))
+
+    async def release(self, turn_id: str, owner: str) -> None:
+        """See ports.Store."""
+        held = sa.and_(turns.c.id == turn_id, _RUNNING, turns.c.lease_owner == owner)
+        await self.db.write(lambda c: _requeue(c, held))
+
+    async def recover(self, owner: str) -> int:
+        """See ports.Store."""
+        lost: sa.ColumnElement[bool] = turns.c.lease_until < self.db.now_micros()
+        if self.db.place.is_sqlite:
+            # This process holds the file's lock: whoever else ran a turn is dead.
+            lost = sa.or_(lost, turns.c.lease_owner != owner)
+        return await self.db.write(lambda c: _requeue(c, sa.and_(_RUNNING, lost)))
+
+    async def finish_turn(
+        self, turn_id: str, owner: str, state: TurnState, *, error: str = ""
+    ) -> bool:
+        """See ports.Store. Raises ValueError for a state that is not terminal."""
+        if state not in _FINISHED:
+            raise ValueError(f"a turn cannot be finished as {state.value}")
+        finish = (
+            sa.update(turns)
+            .where(turns.c.id == turn_id, _RUNNING, turns.c.lease_owner == owner)
+            .values(
+                state=state.value,
+                error=error,
+                finished_at=self.db.clock(),
+                lease_owner=None,
+                lease_until=None,
+            )
+        )
+        return await self.db.write(lambda c: c.execute(finish).rowcount == 1)
+
+    async def fix_prompt(self, turn_id: str, prompt_text: str, *, noted_date: str = "") -> None:
+        """See ports.Store."""
+
+        def work(connection: Connection) -> None:
+            fix = sa.update(turns).where(turns.c.id == turn_id).values(prompt_text=prompt_text)
+            session_id = connection.execute(fix.returning(turns.c.session_id)).scalar()
+            if noted_date and session_id is not None:
+                connection.execute(
+                    sa.update(sessions)
+                    .where(sessions.c.id == session_id)
+                    .values(noted_date=noted_date)
+                )
+
+        await self.db.write(work)
+
+    async def request_cancel(self, turn_id: str, *, silent: bool = False) -> TurnState | None:
+        """See ports.Store. A QUEUED turn that already shows something stays QUEUED, marked: whoever claims it ends it."""
+
+        def work(connection: Connection) -> TurnState | None:
+            this = turns.c.id == turn_id
+            found = connection.execute(
+                sa.select(turns.c.state).where(this).with_for_update()
+            ).scalar()
+            if found is None:
+                return None
+            for cancel in turnrows.cancel_waiting(this, self.db.clock(), silent=silent):
+                connection.execute(cancel)
+            quiet: dict[str, Any] = {"silent": 1} if silent else {}
+            connection.execute(
+                sa.update(turns).where(this, _RUNNING).values(cancel_requested=1, **quiet)
+            )
+            return TurnState(found)
+
+        return await self.db.write(work)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+    async def turn(self, turn_id: str) -> Turn | None:
+        """See ports.Store."""
+        return await self.db.read(lambda c: turnrows.load_newest(c, turns.c.id == turn_id))
+
+    async def turn_of_message(self, app_id: str, message_id: str) -> Turn | None:
+        """See ports.Store. The newest, where a message was asked again."""
+        of_message = sa.select(inbound.c.turn_id).where(
+            inbound.c.app_id == app_id, inbound.c.message_id == message_id
+        )
+        return await self.db.read(lambda c: turnrows.load_newest(c, turns.c.id.in_(of_message)))
+
+    async def unfinished_turns(self, session_id: str) -> list[Turn]:
+        """See ports.Store."""
+        mine = sa.and_(turns.c.session_id == session_id, turns.c.kind == TurnKind.CHAT.value)
+        # Two texts rather than one IN: each matches the condition of a partial index.
+        return await self.db.read(
+            lambda c: turnrows.load(c, sa.and_(mine, sa.or_(_QUEUED, _RUNNING)))
+        )
+
+    async def last_chat_turn(self, session_id: str) -> Turn | None:
+        """See ports.Store. Neither one that was asked again nor one whose question was taken back."""
+        finished = turns.c.state.in_([state.value for state in _FINISHED])
+        mine = sa.and_(turns.c.session_id == session_id, turns.c.kind == TurnKind.CHAT.value)
+        asked = sa.and_(turns.c.replaced == 0, turns.c.silent == 0)
+        return await self.db.read(lambda c: turnrows.load_newest(c, sa.and_(mine, finished, asked)))
+
+
+def _requeue(connection: Connection, which: sa.ColumnElement[bool]) -> int:
+    back = (
+        sa.update(turns)
+        .where(which)
+        .values(state=TurnState.QUEUED.value, lease_owner=None, lease_until=None)
+    )
+    return connection.execute(back).rowcount

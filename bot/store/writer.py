@@ -1,0 +1,289 @@
+"""The one writer: waiting works are run in one transaction, each in its own savepoint, and share one commit.
+
+Owns the write connection and the task that uses it. Knows nothing of tables. A work is a plain function of a
+connection: it can wait for nothing but the database, so a transaction is never held open for anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import structlog
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from bot.errors import StoreError
+from bot.store.place import Place, say, sql_state, sqlite_code
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+# More subtransactions than this in one transaction fall out of PostgreSQL's per-process cache and slow every reader.
+GROUP_LIMIT = 60
+# How long a foreign lock on the SQLite file is waited for before the waiting writes are told (F12 asks for 20 s).
+BUSY_LIMIT_S = 120.0
+_TRIES = 4
+_SQLITE_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+# Serialization failure and deadlock: another process was in the way, the same work may succeed at once.
+_TRY_AGAIN = {"40001", "40P01"}
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    work: Work[Any]
+    future: asyncio.Future[Any]
+    tries: int = 0
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class WriterFigures:
+    """Counts since the start."""
+
+    writes: int = 0
+    commits: int = 0
+    largest_group: int = 0
+    failed_groups: int = 0
+
+
+class _GroupFailed(Exception):
+    """The transaction is lost with everything in it. `began` is False when it could not even be opened."""
+
+    def __init__(self, began: bool, committing: bool = False) -> None:
+        super().__init__("the transaction failed")
+        self.began = began
+        self.committing = committing
+
+
+@dataclass(slots=True)
+class Writer:
+    """Owner of the write connection and of the queue of waiting works. One task, started by `start`, ended by `close`."""
+
+    engine: AsyncEngine
+    place: Place
+    figures: WriterFigures = field(default_factory=WriterFigures)
+    _queue: deque[_Job] = field(default_factory=deque)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+    _connection: AsyncConnection | None = None
+    _closing: bool = False
+
+    def start(self) -> None:
+        """Begin to take works."""
+        self._task = asyncio.create_task(self._loop(), name="store-writer")
+
+    async def run(self, work: Work[T]) -> T:
+        """Run a work in the next group and return its result after the commit.
+
+        A caller that is cancelled while it waits leaves the group as it is; its work is dropped only when it had not
+        begun. Raises StoreError, or what the work itself raised (its savepoint is then undone).
+        """
+        if self._closing or self._task is None or self._task.done():
+            raise StoreError(f"the database {self.place.label} is closed")
+        job = _Job(work, asyncio.get_running_loop().create_future())
+        self._queue.append(job)
+        self._wake.set()
+        result: T = await job.future
+        return result
+
+    async def close(self) -> None:
+        """Write what waits, then stop. Later calls of `run` raise."""
+        self._closing = True
+        self._wake.set()
+        task, self._task = self._task, None
+        if task is not None:
+            await task
+        await self._drop_connection()
+
+    # -- the task ----------------------------------------------------------------------------------------------------
+    async def _loop(self) -> None:
+        try:
+            while True:
+                while self._queue:
+                    await self._next_group()
+                if self._closing:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+        finally:
+            self._closing = True
+            for job in self._queue:
+                _fail(
+                    job,
+                    StoreError(
+                        f"the database {self.place.label} was closed before this was written"
+                    ),
+                )
+            self._queue.clear()
+
+    async def _next_group(self) -> None:
+        jobs: list[_Job] = []
+        while self._queue and len(jobs) < GROUP_LIMIT:
+            job = self._queue.popleft()
+            if not job.future.done():  # its caller has gone and nothing of it was begun
+                jobs.append(job)
+        if not jobs:
+            return
+        try:
+            await self._commit_when_free(jobs)
+        except _GroupFailed as failure:
+            await self._drop_connection()
+            self._give_up_or_retry(jobs, failure)
+        except asyncio.CancelledError:
+            self._queue.extendleft(reversed(jobs))  # the loop's end tells them
+            raise
+        except Exception as error:  # the writer must outlive a mistake in a work or a driver
+            log.exception("store_writer_surprised", error=type(error).__name__)
+            await self._drop_connection()
+            for job in jobs:
+                _fail(job, say(self.place, error))
+        else:
+            self._deliver(jobs)
+
+    async def _commit_when_free(self, jobs: list[_Job]) -> None:
+        """One transaction for all of them, waiting for a foreign lock as long as BUSY_LIMIT_S."""
+        clock = asyncio.get_running_loop().time
+        first_try = clock()
+        while True:
+            try:
+                connection = await self._connect()
+                await connection.run_sync(_run_group, jobs)
+            except _GroupFailed as failure:
+                busy = (
+                    not failure.began and sqlite_code(failure.__cause__ or failure) in _SQLITE_BUSY
+                )
+                if not busy or clock() - first_try > BUSY_LIMIT_S:
+                    raise
+                log.warning(
+                    "store_locked_by_another_program", waited_s=round(clock() - first_try, 1)
+                )
+            else:
+                return
+
+    async def _connect(self) -> AsyncConnection:
+        if self._connection is None or self._connection.invalidated:
+            await self._drop_connection()
+            try:
+                self._connection = await self.engine.connect()
+            except (SQLAlchemyError, OSError, TimeoutError) as error:
+                raise _GroupFailed(began=False) from error
+        return self._connection
+
+    async def _drop_connection(self) -> None:
+        """After a failure the connection's state is not worth guessing: the next group gets a fresh one."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            await connection.close()
+        except (SQLAlchemyError, OSError, sqlite3.Error) as error:
+            log.warning("store_connection_close_failed", error=type(error).__name__)
+
+    # -- outcomes ----------------------------------------------------------------------------------------------------
+    def _give_up_or_retry(self, jobs: list[_Job], failure: _GroupFailed) -> None:
+        cause = failure.__cause__ or failure
+        lost = isinstance(cause, DBAPIError) and cause.connection_invalidated
+        again: list[_Job] = []
+        for job in jobs:
+            job.tries += 1
+            # A lost connection is worth one fresh one, unless the commit may have gone through.
+            if lost and not failure.committing and job.tries < 2:
+                again.append(job)
+            else:
+                error = say(self.place, cause)
+                error.__cause__ = cause
+                _fail(job, error)
+        self._queue.extendleft(reversed(again))
+        self.figures.failed_groups += 1
+        log.error(
+            "store_group_failed", writes=len(jobs), again=len(again), error=type(cause).__name__
+        )
+
+    def _deliver(self, jobs: list[_Job]) -> None:
+        self.figures.commits += 1
+        self.figures.largest_group = max(self.figures.largest_group, len(jobs))
+        again: list[_Job] = []
+        for job in jobs:
+            error = job.error
+            if error is None:
+                self.figures.writes += 1
+                if not job.future.done():
+                    job.future.set_result(job.result)
+            elif sql_state(error) in _TRY_AGAIN and job.tries + 1 < _TRIES:
+                job.tries += 1
+                job.error = None
+                again.append(job)
+            elif isinstance(error, SQLAlchemyError):
+                told = say(self.place, error)
+                told.__cause__ = error
+                _fail(job, told)
+            else:
+                _fail(job, error)
+        self._queue.extendleft(reversed(again))
+
+
+def _fail(job: _Job, error: BaseException) -> None:
+    if not job.future.done():
+        job.future.set_exception(error)
+
+
+def _run_group(connection: Connection, jobs: list[_Job]) -> None:
+    """Begin, each work in a savepoint, commit. Raises _GroupFailed when the transaction as a whole is lost."""
+    try:
+        transaction = connection.begin()
+    except (SQLAlchemyError, OSError) as error:
+        raise _GroupFailed(began=False) from error
+    committing = False
+    try:
+        for job in jobs:
+            _run_job(connection, job)
+        committing = True
+        transaction.commit()
+    except (SQLAlchemyError, OSError) as error:
+        if transaction.is_active:
+            _quietly(transaction.rollback)
+        raise _GroupFailed(began=True, committing=committing) from error
+
+
+def _run_job(connection: Connection, job: _Job) -> None:
+    """One work in its savepoint: its own failure is kept for its caller, a failure of the transaction goes up."""
+    job.result, job.error = None, None
+    savepoint = connection.begin_nested()
+    try:
+        job.result = job.work(connection)
+    except Exception as error:
+        if _transaction_is_lost(error):
+            raise
+        savepoint.rollback()
+        job.error = error
+    else:
+        savepoint.commit()
+
+
+def _transaction_is_lost(error: Exception) -> bool:
+    """Whether the transaction around a failed statement is gone as well (SQLite rolls back by itself when full)."""
+    if isinstance(error, OSError):  # includes TimeoutError: the statement may still be running
+        return True
+    if not isinstance(error, DBAPIError) or isinstance(error, IntegrityError):
+        return False
+    return error.connection_invalidated or sqlite_code(error) not in {
+        0,
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_CONSTRAINT,
+    }
+
+
+def _quietly(step: Callable[[], object]) -> None:
+    try:
+        step()
+    except (SQLAlchemyError, OSError, sqlite3.Error) as error:
+        log.warning("store_rollback_failed", error=type(error).__name__)

@@ -1,0 +1,142 @@
+"""Carries events to the bot: encrypts, signs, posts, waits 3 s, tries again on the ladder (feishu.md §1.2, §2).
+
+Owns the HTTP session and the retry tasks; ends them at close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+
+from bot.sandbox.feishu import crypto, events
+from bot.sandbox.feishu.records import Attempt, Push
+
+if TYPE_CHECKING:
+    from bot.sandbox.feishu.cardschema import Json
+    from bot.sandbox.feishu.config import SandboxConfig
+    from bot.sandbox.feishu.records import Records
+
+_CONNECT_S = 2.0
+_REPLY_BYTES = 256 * 1024
+
+
+class Courier:
+    """Delivers to one event URL and one callback URL (the same when only one is given)."""
+
+    def __init__(self, config: SandboxConfig, records: Records) -> None:
+        self._config = config
+        self._records = records
+        self._session: aiohttp.ClientSession | None = None
+        self._retries: set[asyncio.Task[None]] = set()
+        self.event_url = ""
+        self.callback_url = ""
+
+    async def start(self) -> None:
+        """Open the session."""
+        connector = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+
+    async def close(self) -> None:
+        """Cancel the retries, close the session."""
+        for task in self._retries:
+            task.cancel()
+        await asyncio.gather(*self._retries, return_exceptions=True)
+        self._retries.clear()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def seal(self, payload: Json) -> bytes:
+        """The raw body: {"encrypt": …} when there is an Encrypt Key, else the plain event."""
+        plain = msgspec.json.encode(payload)
+        if not self._config.encrypt_key:
+            return plain
+        return b'{"encrypt":"%b"}' % crypto.encrypt(plain, self._config.encrypt_key).encode()
+
+    def signed_headers(self, body: bytes) -> dict[str, str]:
+        """Timestamp, nonce and signature over the raw body."""
+        headers = {
+            "Content-Type": "application/json; charset=utf-8",
+            "X-Lark-Request-Timestamp": str(int(self._config.clock())),
+            "X-Lark-Request-Nonce": secrets.token_hex(8),
+        }
+        if self._config.encrypt_key:
+            headers["X-Lark-Signature"] = crypto.signature(
+                headers["X-Lark-Request-Timestamp"],
+                headers["X-Lark-Request-Nonce"],
+                self._config.encrypt_key,
+                body,
+            )
+        return headers
+
+    async def push(self, payload: Json, *, url: str = "", retry: bool = True) -> Push:
+        """Deliver an event: returns after the first attempt; a failed one is tried again in the background."""
+        body = self.seal(payload)
+        push = Push(
+            events.event_id_of(payload),
+            events.event_type_of(payload),
+            payload,
+            body,
+            bool(self._config.encrypt_key),
+        )
+        self._records.add_push(push)
+        url = url or self.event_url
+        if not url:
+            return push
+        headers = self.signed_headers(body)
+        attempt = await self.post(url, body, headers)
+        self._records.add_attempt(push, attempt)
+        if retry and not attempt.ok and self._config.redelivery_s:
+            task = asyncio.create_task(
+                self._ladder(push, url, headers), name=f"redeliver {push.event_id}"
+            )
+            self._retries.add(task)
+            task.add_done_callback(self._retries.discard)
+        return push
+
+    async def _ladder(self, push: Push, url: str, headers: dict[str, str]) -> None:
+        for wait_s in self._config.redelivery_s:
+            await asyncio.sleep(wait_s)
+            if self._config.retry_fresh_timestamp:
+                headers = self.signed_headers(push.body)
+            attempt = await self.post(url, push.body, headers)
+            self._records.add_attempt(push, attempt)
+            if attempt.ok:
+                return
+
+    async def post(
+        self, url: str, body: bytes, headers: dict[str, str], deadline_s: float | None = None
+    ) -> Attempt:
+        """One POST as Feishu does it: no redirects, 2 s to connect, the whole answer within the deadline."""
+        if self._session is None:
+            raise RuntimeError("the sandbox is not started: await sandbox.start() first")
+        at, begin = self._config.clock(), time.perf_counter()
+        limit = deadline_s if deadline_s is not None else self._config.deadline_s
+        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT_S)
+        status, error, text = 0, "", b""
+        try:
+            async with self._session.post(
+                url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                text = await response.content.read(_REPLY_BYTES)
+                status = response.status
+        except TimeoutError:
+            error = "timeout"
+        except aiohttp.ClientConnectorError:
+            error = "connect"
+        except aiohttp.ClientError:
+            error = "closed"
+        return Attempt(at, status, (time.perf_counter() - begin) * 1000, error, text)
+
+
+def decode_reply(text: bytes) -> Any:
+    """The JSON of an answer, None when it is not JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return None

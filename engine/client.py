@@ -63,7 +63,7 @@ class EngineProcess:
     @property
     def info(self) -> ModelInfo | None:
         """What is loaded; None until it was ready once."""
-        return self._supervisor.info
+        return self._supervisor.readiness.info
 
     @property
     def child_output(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class EngineProcess:
         """Wait until requests are accepted. Raises EngineUnavailable on timeout and after close, EngineConfigError while
         the settings or the model file are wrong.
         """
-        return await self._supervisor.wait_ready(timeout_s)
+        return await self._supervisor.readiness.wait_ready(timeout_s)
 
     async def close(self) -> None:
         """End the child and every open request; each gets its terminal event. Calling it twice is harmless."""
@@ -145,8 +145,8 @@ class EngineProcess:
         child = self._supervisor.child
         return msgspec.structs.replace(
             self._counters,
-            state=self._supervisor.state,
-            detail=self._supervisor.detail,
+            state=self._supervisor.readiness.state,
+            detail=self._supervisor.readiness.detail,
             n_restarts=self._supervisor.n_restarts,
             rss_bytes=child.rss_bytes if child else 0,
             child_pid=child.pid if child else 0,
@@ -215,7 +215,7 @@ class EngineProcess:
         child = self._supervisor.ready_child
         if child is None:
             raise EngineUnavailable(
-                f"the engine is {self._supervisor.state}: {self._supervisor.detail}"
+                f"the engine is {self._supervisor.readiness.state}: {self._supervisor.readiness.detail}"
             )
         seq, future = self._inflight.ask()
         try:
@@ -236,8 +236,8 @@ class EngineProcess:
         return Failed(
             request_id=request_id,
             code=FailureCode.ENGINE_DIED,
-            retryable=self._supervisor.state is not EngineState.FAILED,
-            message=f"the engine is {self._supervisor.state}: {self._supervisor.detail}",
+            retryable=self._supervisor.readiness.state is not EngineState.FAILED,
+            message=f"the engine is {self._supervisor.readiness.state}: {self._supervisor.readiness.detail}",
             retry_after_s=self._supervisor.retry_after_s,
         )
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from engine import wire
-from engine.errors import EngineConfigError, EngineUnavailable
 from engine.process import Child
+from engine.readiness import Readiness
 from engine.types import EngineState, ModelInfo
 from engine.watch import Backoff, StallWatch, Supervision
 
@@ -54,13 +54,10 @@ class Supervisor:
         self._rules = rules
         self._listener = listener
         self._log = log.bind(model=config.name)
-        self.state = EngineState.STARTING
-        self.detail = "not started"
-        self.info: ModelInfo | None = None
+        self.readiness = Readiness(config.name)
         self.n_restarts = 0
         self.last_output: tuple[str, ...] = ()
         self._child: Child | None = None
-        self._changed = asyncio.Event()
         self._resume_at = 0.0
         self._ready_at: float | None = None
         self._load_fault = ""
@@ -75,12 +72,12 @@ class Supervisor:
     @property
     def ready_child(self) -> Child | None:
         """The child that takes requests now."""
-        return self._child if self.state is EngineState.READY else None
+        return self._child if self.readiness.state is EngineState.READY else None
 
     @property
     def retry_after_s(self) -> float:
         """A guess when requests will be taken again; 0 after close."""
-        match self.state:
+        match self.readiness.state:
             case EngineState.CLOSED | EngineState.READY:
                 return 0.0
             case EngineState.FAILED:
@@ -90,32 +87,14 @@ class Supervisor:
 
     def start(self) -> None:
         """Start the first child; calling it again changes nothing."""
-        if self._task is None and self.state is not EngineState.CLOSED:
-            self._set_state(EngineState.STARTING, "loading the model")
+        if self._task is None and self.readiness.state is not EngineState.CLOSED:
+            self.readiness.set(EngineState.STARTING, "loading the model")
             self._task = asyncio.create_task(self._run(), name=f"engine_{self._config.name}")
-
-    async def wait_ready(self, timeout_s: float) -> ModelInfo:
-        """Wait for READY. Raises EngineUnavailable on timeout and after close, EngineConfigError in FAILED."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    if self.state is EngineState.READY and self.info is not None:
-                        return self.info
-                    if self.state is EngineState.FAILED:
-                        raise EngineConfigError(self.detail)
-                    if self.state is EngineState.CLOSED:
-                        raise EngineUnavailable("the engine is closed")
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            raise EngineUnavailable(
-                f'the model "{self._config.name}" was not ready within {timeout_s:.0f} s: {self.detail}'
-            ) from None
 
     async def close(self) -> None:
         """End the child: politely for `close_grace_s` when it is ready, else at once. Twice is harmless."""
         child = self.ready_child
-        self._set_state(EngineState.CLOSED, "closed")
+        self.readiness.set(EngineState.CLOSED, "closed")
         task, self._task = self._task, None
         if task is None:
             return
@@ -129,16 +108,16 @@ class Supervisor:
         backoff = Backoff(self._rules)
         while True:
             how = await self._live()
-            if self.state is EngineState.CLOSED:
+            if self.readiness.state is EngineState.CLOSED:
                 return
             healthy_s = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
             wait_s = backoff.next_wait_s(healthy_s)
             if self._load_fault:
                 wait_s = self._rules.config_retry_s
-                self._set_state(EngineState.FAILED, self._load_fault)
+                self.readiness.set(EngineState.FAILED, self._load_fault)
                 self._log.error("engine_load_failed", detail=self._load_fault, retry_s=wait_s)
             else:
-                self._set_state(EngineState.RESTARTING, f"{how}; it is started again")
+                self.readiness.set(EngineState.RESTARTING, f"{how}; it is started again")
                 self._log.warning("engine_died", how=how, restart_s=wait_s)
             self._resume_at = time.monotonic() + wait_s
             await asyncio.sleep(wait_s)
@@ -173,9 +152,9 @@ class Supervisor:
 
     def _go_down(self) -> None:
         """Tell all waiters now; reaping the process may take a moment longer."""
-        if self.state is EngineState.READY:
-            self._set_state(EngineState.RESTARTING, "the engine child has just died")
-        closing = self.state is EngineState.CLOSED
+        if self.readiness.state is EngineState.READY:
+            self.readiness.set(EngineState.RESTARTING, "the engine child has just died")
+        closing = self.readiness.state is EngineState.CLOSED
         message = (
             "the engine was closed" if closing else "the engine child died during this request"
         )
@@ -205,18 +184,13 @@ class Supervisor:
             raise wire.WireError(
                 f"the engine on disk speaks wire version {version}, the bot {wire.WIRE_VERSION}: restart hearth"
             )
-        if self.state is EngineState.CLOSED or self._child is None:
+        if self.readiness.state is EngineState.CLOSED or self._child is None:
             return
-        self.info = info
+        self.readiness.info = info
         self._ready_at = time.monotonic()
-        self._set_state(EngineState.READY, "")
+        self.readiness.set(EngineState.READY, "")
         self._log.info("engine_ready", pid=self._child.pid, n_restarts=self.n_restarts)
         self._listener.on_ready()
-
-    def _set_state(self, state: EngineState, detail: str) -> None:
-        if self.state is not EngineState.CLOSED:
-            self.state, self.detail = state, detail
-        self._changed.set()
 
 
 def _obituary(how: str, kill_reason: str, tail: tuple[str, ...]) -> str:

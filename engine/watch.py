@@ -79,6 +79,6 @@ class Backoff:
         """The wait after a life that was ready for `healthy_s`; a long enough one forgives all before it."""
         if healthy_s >= self._rules.healthy_after_s:
             self._n_failures = 0
-        wait_s = min(self._rules.backoff_max_s, self._rules.backoff_first_s * 2**self._n_failures)
+        wait_s = min(self._rules.backoff_max_s, self._rules.backoff_first_s * 2.0**self._n_failures)
         self._n_failures = min(self._n_failures + 1, 30)
         return wait_s

@@ -18,6 +18,7 @@ from bot.sandbox.feishu.faults import Faults
 from bot.sandbox.feishu.judge import Judge, Violation, visible_text
 from bot.sandbox.feishu.limits import RateLimits
 from bot.sandbox.feishu.messages import Messages, Rulebook
+from bot.sandbox.feishu.page import Page
 from bot.sandbox.feishu.people import People, SayOptions, SentMessage
 from bot.sandbox.feishu.reactions import Reactions
 from bot.sandbox.feishu.records import Attempt, Call, Push, Records
@@ -63,6 +64,7 @@ class FeishuSandbox:
                 reactions, self.cardkit, self.clicks,
             )
         )  # fmt: skip
+        self._page = Page(self) if self.config.page else None
         self._runner: web.AppRunner | None = None
         self._changed = asyncio.Event()
         self.base_url = ""
@@ -75,6 +77,8 @@ class FeishuSandbox:
         """Listen. `base_url` is known afterwards."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         self._api.register(app)
+        if self._page is not None:
+            self._page.register(app)
         await self.courier.start()
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         await self._runner.setup()
@@ -86,6 +90,8 @@ class FeishuSandbox:
     async def close(self) -> None:
         """Stop listening and end every task."""
         await self.courier.close()
+        if self._page is not None:
+            await self._page.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

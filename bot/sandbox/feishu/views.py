@@ -1,0 +1,189 @@
+"""The world as the page sees it: plain JSON objects. Pure; holds no state and leaks no secret."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bot.sandbox.feishu.people import named
+
+if TYPE_CHECKING:
+    from bot.sandbox.feishu.card import Card
+    from bot.sandbox.feishu.cardschema import Json
+    from bot.sandbox.feishu.records import Attempt, Call, Push
+    from bot.sandbox.feishu.world import Chat, Message, World
+
+_DETAIL_CHARS = 4096
+_HIDDEN = frozenset({"token", "app_secret", "tenant_access_token"})
+_NO_TEXT = {
+    "image": "[image]",
+    "file": "[file]",
+    "audio": "[audio]",
+    "media": "[video]",
+    "sticker": "[sticker]",
+}
+
+
+def state_view(world: World, notes: dict[str, str]) -> Json:
+    """GET /sandbox/state."""
+    return {
+        "bot": {"name": world.bot.name, "open_id": world.bot.id},
+        "users": [
+            {"id": user.id, "name": user.name} for user in world.users.values() if not user.bot
+        ],
+        "chats": [chat_view(chat) for chat in world.chats.values()],
+        "messages": [message_view(message) for message in world.messages.values()],
+        "notes": notes,
+    }
+
+
+def chat_view(chat: Chat) -> Json:
+    """A chat in the list."""
+    return {
+        "id": chat.id,
+        "name": chat.name,
+        "kind": chat.kind,
+        "members": [user.id for user in chat.members],
+    }
+
+
+def message_view(message: Message) -> Json:
+    """One message as the page draws it."""
+    view: Json = {
+        "id": message.id,
+        "chat_id": message.chat.id,
+        "sender": {"id": message.sender.id, "name": message.sender.name, "bot": message.sender.bot},
+        "at_ms": message.at_ms,
+        "kind": {"interactive": "card", "post": "post"}.get(message.kind, "text"),
+        "text": "" if message.card else _NO_TEXT.get(message.kind) or named(message),
+        "reply_to": message.parent_id or None,
+        "thread_id": message.thread_id or None,
+        "recalled": message.recalled,
+        "edited": message.edits > 0,
+        "reactions": reactions_view(message),
+        "mentions": [
+            {"key": e.key, "id": e.user.id if e.user else "all", "name": e.name}
+            for e in message.mentions
+        ],
+    }
+    if message.card is not None:
+        view["card"] = card_view(message.card)
+    return view
+
+
+def reactions_view(message: Message) -> list[Json]:
+    """The emojis on a message."""
+    return [{"id": r.id, "emoji": r.emoji, "by": r.operator.name} for r in message.reactions]
+
+
+def card_view(card: Card) -> Json:
+    """A card: its components in order, whether it is growing, the chat-list preview."""
+    header = card.data.get("header") or {}
+    return {
+        "elements": [element_view(item) for item in card.elements],
+        "streaming": card.streaming,
+        "summary": card.summary,
+        "title": str((header.get("title") or {}).get("content", "")),
+        "sequence": card.sequence,
+    }
+
+
+def element_view(item: Json) -> Json:
+    """One component; containers carry their children as `elements`, buttons are listed in `buttons` as well."""
+    tag = str(item.get("tag", ""))
+    view: Json = {"tag": tag, "element_id": item.get("element_id", "")}
+    if tag in {"markdown", "lark_md", "plain_text"}:
+        view["content"] = str(item.get("content", ""))
+    elif tag == "div":
+        view["text"] = str((item.get("text") or {}).get("content", ""))
+    elif tag == "button":
+        view |= _button_view(item)
+    children = [*item.get("columns", []), *item.get("elements", [])] if tag != "table" else []
+    if children:
+        view["elements"] = [element_view(child) for child in children if isinstance(child, dict)]
+        view["buttons"] = _buttons_below(view["elements"])
+    return view
+
+
+def _button_view(item: Json) -> Json:
+    callbacks = [b.get("value") for b in item.get("behaviors", []) if b.get("type") == "callback"]
+    return {
+        "text": str((item.get("text") or {}).get("content", "")),
+        "type": item.get("type", "default"),
+        "disabled": bool(item.get("disabled", False)),
+        "value": callbacks[0] if callbacks else None,
+    }
+
+
+def _buttons_below(views: list[Json]) -> list[Json]:
+    found: list[Json] = []
+    for view in views:
+        if view["tag"] == "button":
+            found.append(view)
+        found.extend(view.get("buttons", []))
+    return found
+
+
+def call_trace(call: Call) -> Json:
+    """An API call for the side panel."""
+    title = call.api
+    content = call.request.get("content")
+    if call.api == "card.content" and isinstance(content, str):
+        title = f"{call.api} #{call.request.get('sequence')} · {len(content)} chars"
+    return {
+        "id": f"c{call.id}",
+        "at": int(call.at * 1000),
+        "direction": "api",
+        "method": call.method,
+        "path": call.path,
+        "status": call.status,
+        "code": call.code,
+        "ms": round(call.ms, 1),
+        "title": title,
+        "detail": detail({"request": call.request, "response": call.response}),
+        "encrypted": False,
+    }
+
+
+def push_trace(push: Push, attempt: Attempt, path: str) -> Json:
+    """A webhook for the side panel: the sealed body's beginning, and what is inside."""
+    sealed = push.body[:96].decode("utf-8", "replace") + ("…" if len(push.body) > 96 else "")
+    return {
+        "id": f"w{secrets.token_hex(6)}",
+        "at": int(attempt.at * 1000),
+        "direction": "webhook",
+        "method": "POST",
+        "path": path,
+        "status": attempt.status,
+        "code": 0 if attempt.ok else -1,
+        "ms": round(attempt.ms, 1),
+        "title": push.event_type
+        + (f" (try {len(push.attempts)})" if len(push.attempts) > 1 else ""),
+        "detail": detail(
+            {
+                "body": sealed if push.encrypted else "(plain)",
+                "decrypted": push.payload,
+                "reply": attempt.body[:512].decode("utf-8", "replace") or attempt.error,
+            }
+        ),
+        "encrypted": push.encrypted,
+    }
+
+
+def detail(value: Any) -> str:
+    """Pretty JSON with secrets hidden, at most 4 KB."""
+    text = msgspec.json.format(msgspec.json.encode(_redacted(value)), indent=2).decode()
+    return text if len(text) <= _DETAIL_CHARS else text[: _DETAIL_CHARS - 1] + "…"
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: "•••" if key in _HIDDEN and item else _redacted(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_redacted(item) for item in value]
+    return value

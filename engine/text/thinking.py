@@ -132,6 +132,11 @@ def strip_thinking(text: str) -> str:
     return answer.lstrip() if closed else text
 
 
+def opens_thinking(generation_prompt: str) -> bool:
+    """Whether a prompt ends inside a thinking block."""
+    return generation_prompt.rfind(OPEN_TAG) > generation_prompt.rfind(CLOSE_TAG)
+
+
 def _tag_prefix_at_end(buffer: str) -> int:
     """Where the longest suffix that begins a closing tag starts."""
     start = buffer.rfind("<", max(0, len(buffer) - len(CLOSE_TAG) + 1))

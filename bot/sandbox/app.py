@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bot.sandbox.feishu import Chat, FeishuSandbox, SandboxConfig, User
 
@@ -25,7 +26,7 @@ class Stage:
 def build_stage(
     config: SandboxConfig | None = None,
     *,
-    notes: Mapping[str, str] | None = None,
+    notes: Mapping[str, Any] | None = None,
     page_hosts: tuple[str, ...] = (),
 ) -> Stage:
     """A stage with fresh random credentials (unless `config` gives them), not started yet.

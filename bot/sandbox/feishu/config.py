@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 Clock = Callable[[], float]
 
@@ -90,4 +90,4 @@ class SandboxConfig:
     keep_calls: int = 100_000
     page: bool = False
     page_hosts: tuple[str, ...] = ()
-    notes: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)

@@ -60,7 +60,11 @@ class Faults:
         return self.add(Fault(api, count, status=status, html=True))
 
     def drop(self, api: str, count: int = 1, *, after: bool = False) -> Fault:
-        """The next `count` calls lose their connection, before or after they were applied."""
+        """The next `count` calls lose their connection, before or after they were applied.
+
+        An aiohttp client repeats GET, PUT and DELETE once by itself when a kept-alive connection dies: such a call takes
+        two counts (with `after`, the repeat meets the state that the first one left).
+        """
         return self.add(Fault(api, count, drop="after" if after else "before"))
 
     def delay(self, api: str, latency_s: float, count: int = 1) -> Fault:

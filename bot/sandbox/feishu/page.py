@@ -71,7 +71,8 @@ class Page:
             ("POST", "/sandbox/new_chat", self._new_chat),
         ):
             app.router.add_route(method, path, self._guarded(handler))
-        app.router.add_get("/static/{path:.+}", self._guarded(self._static))
+        for prefix in ("/static", "/sandbox/static"):
+            app.router.add_get(prefix + "/{path:.+}", self._guarded(self._static))
 
     async def close(self) -> None:
         """End the streams and what is still being said."""

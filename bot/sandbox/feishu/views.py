@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from bot.sandbox.feishu.records import Attempt, Call, Push
     from bot.sandbox.feishu.world import Chat, Message, World
 
-_DETAIL_CHARS = 4096
+_DETAIL_BYTES = 4096
+_STRING_CHARS = 800
 _HIDDEN = frozenset({"token", "app_secret", "tenant_access_token"})
 _NO_TEXT = {
     "image": "[image]",
@@ -26,7 +27,7 @@ _NO_TEXT = {
 }
 
 
-def state_view(world: World, notes: dict[str, str]) -> Json:
+def state_view(world: World, notes: dict[str, Any]) -> Json:
     """GET /sandbox/state."""
     return {
         "bot": {"name": world.bot.name, "open_id": world.bot.id},
@@ -40,13 +41,16 @@ def state_view(world: World, notes: dict[str, str]) -> Json:
 
 
 def chat_view(chat: Chat) -> Json:
-    """A chat in the list."""
-    return {
+    """A chat in the list; a direct chat names its person."""
+    view: Json = {
         "id": chat.id,
         "name": chat.name,
         "kind": chat.kind,
         "members": [user.id for user in chat.members],
     }
+    if chat.kind == "p2p":
+        view["user_id"] = chat.members[0].id
+    return view
 
 
 def message_view(message: Message) -> Json:
@@ -73,9 +77,9 @@ def message_view(message: Message) -> Json:
     return view
 
 
-def reactions_view(message: Message) -> list[Json]:
-    """The emojis on a message."""
-    return [{"id": r.id, "emoji": r.emoji, "by": r.operator.name} for r in message.reactions]
+def reactions_view(message: Message) -> list[str]:
+    """The emojis on a message, in the order they were put there."""
+    return [reaction.emoji for reaction in message.reactions]
 
 
 def card_view(card: Card) -> Json:
@@ -87,11 +91,12 @@ def card_view(card: Card) -> Json:
         "summary": card.summary,
         "title": str((header.get("title") or {}).get("content", "")),
         "sequence": card.sequence,
+        "streaming_config": card.data.get("config", {}).get("streaming_config", {}),
     }
 
 
 def element_view(item: Json) -> Json:
-    """One component; containers carry their children as `elements`, buttons are listed in `buttons` as well."""
+    """One component. A container has its buttons in `buttons` and its other children in `elements`."""
     tag = str(item.get("tag", ""))
     view: Json = {"tag": tag, "element_id": item.get("element_id", "")}
     if tag in {"markdown", "lark_md", "plain_text"}:
@@ -100,10 +105,13 @@ def element_view(item: Json) -> Json:
         view["text"] = str((item.get("text") or {}).get("content", ""))
     elif tag == "button":
         view |= _button_view(item)
-    children = [*item.get("columns", []), *item.get("elements", [])] if tag != "table" else []
-    if children:
-        view["elements"] = [element_view(child) for child in children if isinstance(child, dict)]
-        view["buttons"] = _buttons_below(view["elements"])
+    elif tag != "table":
+        children = [
+            element_view(child) for name in ("columns", "elements") for child in item.get(name, [])
+        ]
+        if children:
+            view["buttons"] = [child for child in children if child["tag"] == "button"]
+            view["elements"] = [child for child in children if child["tag"] != "button"]
     return view
 
 
@@ -115,15 +123,6 @@ def _button_view(item: Json) -> Json:
         "disabled": bool(item.get("disabled", False)),
         "value": callbacks[0] if callbacks else None,
     }
-
-
-def _buttons_below(views: list[Json]) -> list[Json]:
-    found: list[Json] = []
-    for view in views:
-        if view["tag"] == "button":
-            found.append(view)
-        found.extend(view.get("buttons", []))
-    return found
 
 
 def call_trace(call: Call) -> Json:
@@ -172,10 +171,13 @@ def push_trace(push: Push, attempt: Attempt, path: str) -> Json:
     }
 
 
-def detail(value: Any) -> str:
-    """Pretty JSON with secrets hidden, at most 4 KB."""
-    text = msgspec.json.format(msgspec.json.encode(_redacted(value)), indent=2).decode()
-    return text if len(text) <= _DETAIL_CHARS else text[: _DETAIL_CHARS - 1] + "…"
+def detail(value: Json) -> Json | str:
+    """Secrets hidden, long texts cut; as a whole at most 4 KB (then as cut-off pretty JSON)."""
+    shown: Json = _redacted(value)
+    raw = msgspec.json.encode(shown)
+    if len(raw) <= _DETAIL_BYTES:
+        return shown
+    return msgspec.json.format(raw, indent=2)[: _DETAIL_BYTES - 4].decode("utf-8", "ignore") + "…"
 
 
 def _redacted(value: Any) -> Any:
@@ -186,4 +188,6 @@ def _redacted(value: Any) -> Any:
         }
     if isinstance(value, list):
         return [_redacted(item) for item in value]
+    if isinstance(value, str) and len(value) > _STRING_CHARS:
+        return f"{value[:_STRING_CHARS]}… ({len(value)} chars)"
     return value

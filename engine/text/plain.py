@@ -44,13 +44,17 @@ class PlainRenderer:
                 if part.index >= 0:
                     starts[part.index] = begin
             if slot.role is Role.ASSISTANT:
-                at = self._find_reply(slots, k, text, (position, bounds[k + 1]))
-                position = self._put_reply(ids, slot, text, (position, at, bounds[k + 1]))
+                found = self._find_reply(slots, k, text, (position, bounds[k + 1]))
+                ids.text(text[position : found[0]])
+                ids.offset()
+                self._put_reply(ids, slot, text[slice(*found)])
+                position = found[1]
                 tail_start = ids.offset()
         ids.text(text[position : bounds[-1]])
         ids.offset()
         ids.text(text[max(position, bounds[-1]) :])
         n_tokens = ids.offset()
+        starts[0] = 0
         return Rendered(
             token_ids=tuple(ids.token_ids),
             n_tokens=n_tokens,
@@ -59,36 +63,39 @@ class PlainRenderer:
             thinking_open=add_generation_prompt and opens_thinking(text[bounds[-1] :]),
         )
 
-    def _find_reply(self, slots: list[Slot], k: int, text: str, bounds: tuple[int, int]) -> int:
-        """Where the content of assistant message `k` stands in `text`, or -1: best where generation would begin."""
-        content = self._content(slots[k]).strip()
-        if not content:
-            return -1
+    def _find_reply(
+        self, slots: list[Slot], k: int, text: str, bounds: tuple[int, int]
+    ) -> tuple[int, int]:
+        """Where the content of assistant message `k` stands in `text`: best where generation would begin.
+
+        When it cannot be found, all of the message counts as content.
+        """
+        content = self._content(slots[k])
         try:
             prompt = self._text(slots[:k], True)
         except TemplateFault:
             prompt = ""
-        if prompt and text.startswith(prompt) and text.startswith(content, len(prompt)):
-            return len(prompt)
-        return text.find(content, *bounds)
+        if prompt and text.startswith(prompt):
+            for candidate in (content, content.strip()):
+                if text.startswith(candidate, len(prompt)):
+                    return len(prompt), len(prompt) + len(candidate)
+        content = content.strip()
+        at = text.find(content, *bounds) if content else -1
+        return (at, at + len(content)) if at >= 0 else bounds
 
-    def _put_reply(
-        self, ids: TokenList, slot: Slot, text: str, bounds: tuple[int, int, int]
-    ) -> int:
-        """Emit an assistant message up to the end of its content; returns how far that is in `text`."""
-        begin, at, end = bounds
-        if at < 0:
-            ids.text(text[begin:end])
-            return end
-        ids.text(text[begin:at])
-        ids.offset()
+    @staticmethod
+    def _put_reply(ids: TokenList, slot: Slot, shown: str) -> None:
+        """Emit a reply of which the template shows `shown`: by its ids where it has them."""
+        if not any(part.token_ids for part in slot.parts):
+            ids.text(shown)
+            ids.offset()
+            return
         for n, part in enumerate(slot.parts):
             ids.literal(SEPARATOR if n else "")
             if part.token_ids:
                 ids.exact(part.token_ids)
             else:
-                ids.literal(part.text.strip())
-        return at + len(self._content(slot).strip())
+                ids.literal(part.text)
 
     def _bounds(self, slots: list[Slot], text: str) -> list[int]:
         """Where each message begins in `text`, and where the last one ends."""

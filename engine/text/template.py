@@ -170,6 +170,7 @@ class ChatTemplate:
         ids.offset()
         ids.text(generation_prompt)
         n_tokens = ids.offset()
+        starts[0] = 0  # also when an empty question had to be put before it
         return Rendered(
             token_ids=tuple(ids.token_ids),
             n_tokens=n_tokens,

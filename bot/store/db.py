@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from bot.errors import StoreError
+from bot.store.channel import make_channel
 from bot.store.lockfile import LockFile
 from bot.store.migrate import migrate
 from bot.store.place import make_engine, parse_place, prepare_file, say
@@ -42,7 +43,9 @@ class Database:
     async def open(self) -> None:
         """Lock (SQLite), migrate, start the writer. Raises StoreError with one sentence."""
         if self._writer is not None:
-            raise StoreError(f"this Store was already opened once; make a new one for {self.place.label}")
+            raise StoreError(
+                f"this Store was already opened once; make a new one for {self.place.label}"
+            )
         if self.place.path is not None:
             prepare_file(self.place.path)
             lock = LockFile(self.place.path.with_name(self.place.path.name + ".lock"))
@@ -54,7 +57,7 @@ class Database:
             self._drop_lock()
             raise
         self._readers = make_engine(self.place, "read")
-        self._writer = Writer(make_engine(self.place, "write"), self.place)
+        self._writer = Writer(make_channel(self.place), self.place)
         self._writer.start()
 
     async def close(self) -> None:

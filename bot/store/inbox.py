@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from dataclasses import dataclass
 from datetime import timedelta
 
 import sqlalchemy as sa
@@ -18,7 +17,7 @@ from bot.domain.records import Acceptance, Accepted, TurnDraft
 from bot.domain.types import Outcome, TurnKind, WhileBusy
 from bot.store import turnrows
 from bot.store.db import Database
-from bot.store.sessions import Sessions, key_hash
+from bot.store.sessions import IS_CURRENT, Sessions, key_hash
 from bot.store.tables import dedupe, inbound, replies, sessions, turns
 
 # Platforms redeliver for up to 7 hours (feishu.md §2); no setting may forget a key sooner.
@@ -31,26 +30,45 @@ def dedupe_hash(app_id: str, dedupe_key: str) -> bytes:
     return hashlib.sha256(json.dumps([app_id, dedupe_key]).encode()).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Inbox:
-    """Works that let events in. Holds no state but the database."""
+_ADD_TURN = sa.insert(turns)
+_ADD_INBOUND = sa.insert(inbound)
+_ADD_REPLY = sa.insert(replies)
+# A turn that began is not joined: its prompt is fixed, and half its answer may be on the screen.
+_FIND_WAITING = (
+    sa.select(turns.c.id, turns.c.question, turns.c.attachments)
+    .join(sessions, sessions.c.id == turns.c.session_id)
+    .where(
+        sessions.c.key_hash == sa.bindparam("key"),
+        IS_CURRENT,
+        sa.text("turns.state = 'queued'"),
+        turns.c.kind == TurnKind.CHAT.value,
+        turns.c.lane == sa.bindparam("lane"),
+        turns.c.asker_id == sa.bindparam("asker"),
+        turns.c.attempt == 0,
+    )
+    .order_by(turns.c.seq.desc())
+    .limit(1)
+    .with_for_update(of=turns)
+)
 
-    db: Database
-    sessions: Sessions
-    dedupe_age: timedelta
+
+class Inbox:
+    """Works that let events in. Holds no state but the database and its ready-made statements."""
+
+    def __init__(self, db: Database, sessions_: Sessions, dedupe_age: timedelta) -> None:
+        self._db = db
+        self._sessions = sessions_
+        self._dedupe_age = dedupe_age
+        self._see = db.insert(dedupe).on_conflict_do_nothing().returning(dedupe.c.seen_at)
 
     async def accept(self, acceptance: Acceptance) -> Accepted:
         """See ports.Store."""
-        return await self.db.write(lambda connection: self._accept(connection, acceptance))
+        return await self._db.write(lambda connection: self._accept(connection, acceptance))
 
     def _accept(self, connection: Connection, acceptance: Acceptance) -> Accepted:
-        seen = self.db.insert(dedupe).values(
-            hash=dedupe_hash(acceptance.app_id, acceptance.dedupe_key), seen_at=self.db.clock()
-        )
-        first = connection.execute(
-            seen.on_conflict_do_nothing().returning(dedupe.c.seen_at)
-        ).first()
-        if first is None:
+        now = self._db.clock()
+        key = dedupe_hash(acceptance.app_id, acceptance.dedupe_key)
+        if connection.execute(self._see, {"hash": key, "seen_at": now}).first() is None:
             return Accepted(duplicate=True)
         draft = acceptance.draft
         if draft is None:
@@ -63,83 +81,66 @@ class Inbox:
         return self._queue(connection, acceptance, draft)
 
     def _queue(self, connection: Connection, acceptance: Acceptance, draft: TurnDraft) -> Accepted:
-        session = self.sessions.open_current(connection, draft.session, new_turns=1)
+        session = self._sessions.open_current(connection, draft.session, new_turns=1)
         interrupted: tuple[str, ...] = ()
         if draft.kind is TurnKind.CHAT and draft.while_busy is WhileBusy.INTERRUPT:
             interrupted = self._interrupt(connection, session.id, draft.asker.user_id)
         turn_id = uuid.uuid4().hex
-        connection.execute(
-            sa.insert(turns).values(
-                turnrows.from_draft(draft)
-                | {
-                    "id": turn_id,
-                    "session_id": session.id,
-                    "turn_no": session.last_turn_no,
-                    "created_at": self.db.clock(),
-                }
-            )
-        )
+        values = {
+            "id": turn_id,
+            "session_id": session.id,
+            "turn_no": session.last_turn_no,
+            "created_at": self._db.clock(),
+        }
+        connection.execute(_ADD_TURN, turnrows.from_draft(draft) | values)
         self._add_inbound(connection, acceptance, draft, turn_id)
         if draft.kind is TurnKind.NOTICE:
-            connection.execute(
-                sa.insert(replies).values(
-                    turn_id=turn_id,
-                    rev=1,
-                    text=draft.answer,
-                    token_ids=(),
-                    outcome=Outcome.COMPLETE.value,
-                    notice="",
-                    updated_at=self.db.clock(),
-                )
-            )
+            self._add_answer(connection, turn_id, draft.answer)
         return Accepted(duplicate=False, turn_id=turn_id, interrupted=interrupted)
+
+    def _add_answer(self, connection: Connection, turn_id: str, answer: str) -> None:
+        final = {
+            "turn_id": turn_id,
+            "rev": 1,
+            "text": answer,
+            "token_ids": (),
+            "outcome": Outcome.COMPLETE.value,
+            "notice": "",
+            "updated_at": self._db.clock(),
+        }
+        connection.execute(_ADD_REPLY, final)
 
     def _add_inbound(
         self, connection: Connection, acceptance: Acceptance, draft: TurnDraft, turn_id: str
     ) -> None:
         if not draft.message_id:
             return
-        connection.execute(
-            sa.insert(inbound).values(
-                app_id=acceptance.app_id,
-                message_id=draft.message_id,
-                event_id=acceptance.event_id,
-                turn_id=turn_id,
-                received_at=self.db.clock(),
-            )
-        )
+        values = {
+            "app_id": acceptance.app_id,
+            "message_id": draft.message_id,
+            "event_id": acceptance.event_id,
+            "turn_id": turn_id,
+            "received_at": self._db.clock(),
+        }
+        connection.execute(_ADD_INBOUND, values)
 
     def _merge(self, connection: Connection, draft: TurnDraft) -> str | None:
-        """Join the same person's waiting turn, if there is one that never ran (a begun one has its prompt fixed)."""
-        waiting = (
-            sa.select(turns.c.id, turns.c.question, turns.c.attachments)
-            .join(sessions, sessions.c.id == turns.c.session_id)
-            .where(
-                sessions.c.key_hash == key_hash(draft.session),
-                sa.text("sessions.is_current = 1"),
-                sa.text("turns.state = 'queued'"),
-                turns.c.kind == TurnKind.CHAT.value,
-                turns.c.lane == draft.lane.value,
-                turns.c.asker_id == draft.asker.user_id,
-                turns.c.attempt == 0,
-            )
-            .order_by(turns.c.seq.desc())
-            .limit(1)
-            .with_for_update(of=turns)
-        )
-        row = connection.execute(waiting).one_or_none()
+        """Join the same person's waiting turn, if there is one."""
+        whose = {
+            "key": key_hash(draft.session),
+            "lane": draft.lane.value,
+            "asker": draft.asker.user_id,
+        }
+        row = connection.execute(_FIND_WAITING, whose).one_or_none()
         if row is None:
             return None
         attachments = (*turnrows.read_attachments(row.attachments), *draft.attachments)
-        connection.execute(
-            sa.update(turns)
-            .where(turns.c.id == row.id)
-            .values(
-                question="\n".join(text for text in (row.question, draft.question) if text),
-                attachments=turnrows.write_attachments(attachments),
-                target=turnrows.write_target(draft.target),
-            )
-        )
+        joined = {
+            "question": "\n".join(text for text in (row.question, draft.question) if text),
+            "attachments": turnrows.write_attachments(attachments),
+            "target": turnrows.write_target(draft.target),
+        }
+        connection.execute(sa.update(turns).where(turns.c.id == row.id), joined)
         return str(row.id)
 
     def _interrupt(self, connection: Connection, session_id: str, asker_id: str) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ class Inbox:
             turns.c.asker_id == asker_id,
             turns.c.kind == TurnKind.CHAT.value,
         )
-        for cancel in turnrows.cancel_waiting(mine, self.db.clock(), silent=True):
+        for cancel in turnrows.cancel_waiting(mine, self._db.clock(), silent=True):
             connection.execute(cancel)
         running = (
             sa.update(turns)
@@ -161,12 +162,12 @@ class Inbox:
 
     async def prune(self) -> int:
         """See ports.Store. In batches, so that no accept waits long behind it."""
-        oldest_kept = self.db.clock() - self.dedupe_age
+        oldest_kept = self._db.clock() - self._dedupe_age
         batch = sa.select(dedupe.c.hash).where(dedupe.c.seen_at < oldest_kept).limit(_PRUNE_BATCH)
         delete = sa.delete(dedupe).where(dedupe.c.hash.in_(batch))
         total = 0
         while True:
-            deleted = await self.db.write(lambda c: c.execute(delete).rowcount)
+            deleted = await self._db.write(lambda c: c.execute(delete).rowcount)
             total += deleted
             if deleted < _PRUNE_BATCH:
                 return total

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import event
-from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -25,6 +25,9 @@ Role = Literal["write", "read", "migrate"]
 BUSY_S = 5.0
 _OLDEST_SQLITE = (3, 35)  # RETURNING and AS MATERIALIZED
 _READERS = 4
+# PostgreSQL: a group holds the rows of all its works, so it must not wait long for anybody's (the works it could not do
+# are tried again alone); and a process that is frozen in mid-transaction must not hold up the others.
+_WRITER_SETTINGS = {"lock_timeout": "100ms", "idle_in_transaction_session_timeout": "30s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +101,28 @@ def make_engine(place: Place, role: Role) -> AsyncEngine:
         options["connect_args"] = {
             "timeout": 10,
             "command_timeout": None if role == "migrate" else 60,
-            "server_settings": {"application_name": "hearth"},
+            "server_settings": {"application_name": "hearth"}
+            | (_WRITER_SETTINGS if role == "write" else {}),
         }
         if role == "read":
             options["pool_pre_ping"] = True
         return create_async_engine(place.url, **options)
     engine = create_async_engine(place.url, connect_args={"timeout": BUSY_S}, **options)
-    _set_up_sqlite(engine, role)
+    _set_up_sqlite(engine.sync_engine, role)
     return engine
 
 
-def _set_up_sqlite(engine: AsyncEngine, role: Role) -> None:
+def make_writing_engine(place: Place) -> Engine:
+    """A plain engine on the SQLite file, for the thread that writes."""
+    url = place.url.set(drivername="sqlite+pysqlite")
+    engine = create_engine(
+        url, hide_parameters=True, poolclass=NullPool, connect_args={"timeout": BUSY_S}
+    )
+    _set_up_sqlite(engine, "write")
+    return engine
+
+
+def _set_up_sqlite(engine: Engine, role: Role) -> None:
     """Durable writes and explicit transactions (DESIGN §7): sqlite3's own implicit BEGIN would make writers deadlock."""
     # A migration that rebuilds a table must not cascade; it checks the keys itself when it is done.
     pragmas = [
@@ -122,7 +136,7 @@ def _set_up_sqlite(engine: AsyncEngine, role: Role) -> None:
     pragmas.append("PRAGMA journal_size_limit = 67108864")
     begin = "BEGIN" if role == "read" else "BEGIN IMMEDIATE"
 
-    @event.listens_for(engine.sync_engine, "connect")
+    @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -130,7 +144,7 @@ def _set_up_sqlite(engine: AsyncEngine, role: Role) -> None:
             cursor.execute(pragma)
         cursor.close()
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def _on_begin(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 

@@ -7,7 +7,8 @@ commits here before it shows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -16,14 +17,29 @@ from bot.domain.types import Outcome, PartState, ReplyPart, Snapshot
 from bot.store.db import Database
 from bot.store.tables import answer_tokens, replies, reply_parts
 
-_PART_KEY = ("turn_id", "n")
 
-
-@dataclass(frozen=True, slots=True)
 class Replies:
-    """Works and queries on replies. Holds no state but the database."""
+    """Works and queries on replies. Holds no state but the database and its ready-made statements."""
 
-    db: Database
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        # Built once: putting a statement together costs more than running it.
+        new_reply = db.insert(replies)
+        self._put_reply = new_reply.on_conflict_do_update(
+            index_elements=["turn_id"],
+            set_=_all_but(replies, ["turn_id"], new_reply.excluded),
+            where=new_reply.excluded.rev > replies.c.rev,
+        )
+        new_part = db.insert(reply_parts)
+        self._put_part = new_part.on_conflict_do_update(
+            index_elements=["turn_id", "n"],
+            set_=_all_but(reply_parts, ["turn_id", "n"], new_part.excluded),
+        )
+        new_tokens = db.insert(answer_tokens)
+        self._put_tokens = new_tokens.on_conflict_do_update(
+            index_elements=["turn_id"],
+            set_=_all_but(answer_tokens, ["turn_id"], new_tokens.excluded),
+        )
 
     async def reply(self, turn_id: str) -> tuple[Snapshot | None, tuple[ReplyPart, ...]]:
         """See ports.Store."""
@@ -46,7 +62,7 @@ class Replies:
                 ReplyPart(**{**part, "state": PartState(part["state"])}) for part in rows
             )
 
-        return await self.db.read(find)
+        return await self._db.read(find)
 
     async def save_reply(
         self, turn_id: str, snapshot: Snapshot | None, part: ReplyPart | None
@@ -54,64 +70,40 @@ class Replies:
         """See ports.Store. One statement for each of the two. Raises ValueError for a part of another turn."""
         if part is not None and part.turn_id != turn_id:
             raise ValueError(f"the part belongs to turn {part.turn_id}, not {turn_id}")
-        statements = []
-        if snapshot is not None:
-            statements.append(self._put_snapshot(turn_id, snapshot))
-        if part is not None:
-            statements.append(self._put_part(part))
+        snapshot_row = None if snapshot is None else self._snapshot_row(turn_id, snapshot)
+        part_row = None if part is None else {**asdict(part), "state": part.state.value}
 
         def work(connection: Connection) -> None:
-            for statement in statements:
-                connection.execute(statement)
+            if snapshot_row is not None:
+                connection.execute(self._put_reply, snapshot_row)
+            if part_row is not None:
+                connection.execute(self._put_part, part_row)
 
-        if statements:
-            await self.db.write(work)
+        await self._db.write(work)
 
-    def _put_snapshot(self, turn_id: str, snapshot: Snapshot) -> sa.Executable:
-        insert = self.db.insert(replies).values(
-            turn_id=turn_id,
-            rev=snapshot.rev,
-            text=snapshot.text,
-            token_ids=snapshot.token_ids,
-            outcome=snapshot.outcome.value,
-            notice=snapshot.notice,
-            updated_at=self.db.clock(),
-        )
-        new = insert.excluded
-        statement: sa.Executable = insert.on_conflict_do_update(
-            index_elements=["turn_id"],
-            set_={
-                name: new[name]
-                for name in ("rev", "text", "token_ids", "outcome", "notice", "updated_at")
-            },
-            where=new.rev > replies.c.rev,
-        )
-        return statement
-
-    def _put_part(self, part: ReplyPart) -> sa.Executable:
-        insert = self.db.insert(reply_parts).values({**asdict(part), "state": part.state.value})
-        changed = {
-            column.name: insert.excluded[column.name]
-            for column in reply_parts.c
-            if column.name not in _PART_KEY
+    def _snapshot_row(self, turn_id: str, snapshot: Snapshot) -> dict[str, object]:
+        return {
+            "turn_id": turn_id,
+            "rev": snapshot.rev,
+            "text": snapshot.text,
+            "token_ids": snapshot.token_ids,
+            "outcome": snapshot.outcome.value,
+            "notice": snapshot.notice,
+            "updated_at": self._db.clock(),
         }
-        statement: sa.Executable = insert.on_conflict_do_update(
-            index_elements=list(_PART_KEY), set_=changed
-        )
-        return statement
 
     async def save_answer_tokens(
         self, turn_id: str, fingerprint: str, answer_token_ids: Sequence[int]
     ) -> None:
         """See ports.Store."""
-        insert = self.db.insert(answer_tokens).values(
-            turn_id=turn_id, fingerprint=fingerprint, token_ids=tuple(answer_token_ids)
-        )
-        upsert = insert.on_conflict_do_update(
-            index_elements=["turn_id"],
-            set_={
-                "fingerprint": insert.excluded.fingerprint,
-                "token_ids": insert.excluded.token_ids,
-            },
-        )
-        await self.db.write(lambda c: c.execute(upsert).close())
+        row = {
+            "turn_id": turn_id,
+            "fingerprint": fingerprint,
+            "token_ids": tuple(answer_token_ids),
+        }
+        await self._db.write(lambda c: c.execute(self._put_tokens, row).close())
+
+
+def _all_but(table: sa.Table, keys: list[str], excluded: Any) -> dict[str, Any]:
+    """What an upsert changes: every column but the key's."""
+    return {column.name: excluded[column.name] for column in table.c if column.name not in keys}

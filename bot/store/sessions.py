@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -40,26 +39,28 @@ def _read_info(row: AnyRow) -> SessionInfo:
     )
 
 
-def _current(key: SessionKey) -> sa.ColumnElement[bool]:
-    # is_current = 1 is written out: with a bound parameter neither database would use the partial index.
-    return sa.and_(sessions.c.key_hash == key_hash(key), sa.text("sessions.is_current = 1"))
+# is_current = 1 is written out: with a bound parameter neither database would use the partial index.
+IS_CURRENT = sa.text("sessions.is_current = 1")
+_FIND_CURRENT = sa.select(sessions).where(sessions.c.key_hash == sa.bindparam("key"), IS_CURRENT)
 
 
-@dataclass(frozen=True, slots=True)
 class Sessions:
-    """Queries and works on sessions. Holds no state but the database."""
+    """Queries and works on sessions. Holds no state but the database and its ready-made statements."""
 
-    db: Database
-
-    def open_current(self, connection: Connection, key: SessionKey, *, new_turns: int) -> AnyRow:
-        """The current session's row, created when there is none, its turn counter raised by `new_turns`: one statement."""
-        insert = self.db.insert(sessions).values(self._fresh(key, epoch=0, last_turn_no=new_turns))
-        upsert = insert.on_conflict_do_update(
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        # Built once: putting a statement together costs more than running it.
+        insert = db.insert(sessions)
+        self._open = insert.on_conflict_do_update(
             index_elements=[sessions.c.key_hash],
             index_where=sa.text("is_current = 1"),
-            set_={"last_turn_no": sessions.c.last_turn_no + new_turns},
-        )
-        row: AnyRow = connection.execute(upsert.returning(sessions)).one()
+            set_={"last_turn_no": sessions.c.last_turn_no + insert.excluded.last_turn_no},
+        ).returning(sessions)
+
+    def open_current(self, connection: Connection, key: SessionKey, *, new_turns: int) -> AnyRow:
+        """The current session's row, created when there is none, its turn counter raised: one statement."""
+        fresh = self._fresh(key, epoch=0, last_turn_no=new_turns)
+        row: AnyRow = connection.execute(self._open, fresh).one()
         return row
 
     def _fresh(self, key: SessionKey, *, epoch: int, last_turn_no: int = 0) -> dict[str, object]:
@@ -75,20 +76,20 @@ class Sessions:
             "erased": 0,
             "last_turn_no": last_turn_no,
             "noted_date": "",
-            "created_at": self.db.clock(),
+            "created_at": self._db.clock(),
         }
 
     async def session(self, key: SessionKey) -> SessionInfo:
         """See ports.Store."""
 
         def find(connection: Connection) -> SessionInfo | None:
-            row = connection.execute(sa.select(sessions).where(_current(key))).one_or_none()
+            row = connection.execute(_FIND_CURRENT, {"key": key_hash(key)}).one_or_none()
             return _read_info(row) if row else None
 
-        found = await self.db.read(find)
+        found = await self._db.read(find)
         if found is not None:
             return found
-        return await self.db.write(lambda c: _read_info(self.open_current(c, key, new_turns=0)))
+        return await self._db.write(lambda c: _read_info(self.open_current(c, key, new_turns=0)))
 
     async def next_epoch(
         self, key: SessionKey, *, erase_from_prompt: bool
@@ -108,7 +109,7 @@ class Sessions:
             fresh = sa.insert(sessions).values(self._fresh(key, epoch=old.epoch + 1))
             return _read_info(old), _read_info(connection.execute(fresh.returning(sessions)).one())
 
-        return await self.db.write(work)
+        return await self._db.write(work)
 
     # -- canonical tokens --------------------------------------------------------------------------------------------
     async def canonical(self, session_id: str) -> Canonical | None:
@@ -128,7 +129,7 @@ class Sessions:
                 row.covers_turn_no,
             )
 
-        return await self.db.read(find)
+        return await self._db.read(find)
 
     async def save_canonical(self, session_id: str, tokens: Canonical | None) -> None:
         """See ports.Store. A session that /reset has erased takes none: a turn that ends late must not bring it back."""
@@ -150,17 +151,17 @@ class Sessions:
                     boundaries=tokens.boundaries,
                     window_from_turn_no=tokens.window_from_turn_no,
                     covers_turn_no=tokens.covers_turn_no,
-                    updated_at=self.db.clock(),
+                    updated_at=self._db.clock(),
                 )
             )
 
-        await self.db.write(work)
+        await self._db.write(work)
 
     # -- chats -------------------------------------------------------------------------------------------------------
     async def chat_policy(self, app_id: str, chat_id: str) -> SessionPolicy | None:
         """See ports.Store."""
         where = sa.and_(chat_settings.c.app_id == app_id, chat_settings.c.chat_id == chat_id)
-        found = await self.db.read(
+        found = await self._db.read(
             lambda c: c.execute(sa.select(chat_settings.c.policy).where(where)).scalar()
         )
         return SessionPolicy(found) if found else None
@@ -171,17 +172,17 @@ class Sessions:
         """See ports.Store."""
         where = sa.and_(chat_settings.c.app_id == app_id, chat_settings.c.chat_id == chat_id)
         if policy is None:
-            await self.db.write(lambda c: c.execute(sa.delete(chat_settings).where(where)).close())
+            await self._db.write(lambda c: c.execute(sa.delete(chat_settings).where(where)).close())
             return
         values = {
             "app_id": app_id,
             "chat_id": chat_id,
             "policy": policy.value,
-            "updated_at": self.db.clock(),
+            "updated_at": self._db.clock(),
         }
-        insert = self.db.insert(chat_settings).values(values)
+        insert = self._db.insert(chat_settings).values(values)
         upsert = insert.on_conflict_do_update(
             index_elements=["app_id", "chat_id"],
             set_={"policy": insert.excluded.policy, "updated_at": insert.excluded.updated_at},
         )
-        await self.db.write(lambda c: c.execute(upsert).close())
+        await self._db.write(lambda c: c.execute(upsert).close())

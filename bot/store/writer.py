@@ -1,6 +1,6 @@
 """The one writer: waiting works are run in one transaction, each in its own savepoint, and share one commit.
 
-Owns the write connection and the task that uses it. Knows nothing of tables. A work is a plain function of a
+Owns the queue and the task that empties it into the write connection. Knows nothing of tables. A work is a plain function of a
 connection: it can wait for nothing but the database, so a transaction is never held open for anything else.
 """
 
@@ -11,14 +11,15 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from bot.errors import StoreError
+from bot.store.channel import Channel, quietly
 from bot.store.place import Place, say, sql_state, sqlite_code
 
 T = TypeVar("T")
@@ -30,8 +31,8 @@ GROUP_LIMIT = 60
 BUSY_LIMIT_S = 120.0
 _TRIES = 4
 _SQLITE_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-# Serialization failure and deadlock: another process was in the way, the same work may succeed at once.
-_TRY_AGAIN = {"40001", "40P01"}
+# Serialization failure, deadlock, lock timeout: another process was in the way, the same work alone will succeed.
+_TRY_AGAIN = {"40001", "40P01", "55P03"}
 
 log = structlog.get_logger()
 
@@ -68,13 +69,12 @@ class _GroupFailed(Exception):
 class Writer:
     """Owner of the write connection and of the queue of waiting works. One task, started by `start`, ended by `close`."""
 
-    engine: AsyncEngine
+    channel: Channel
     place: Place
     figures: WriterFigures = field(default_factory=WriterFigures)
     _queue: deque[_Job] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
-    _connection: AsyncConnection | None = None
     _closing: bool = False
 
     def start(self) -> None:
@@ -102,7 +102,7 @@ class Writer:
         task, self._task = self._task, None
         if task is not None:
             await task
-        await self._drop_connection()
+            await self.channel.close()
 
     # -- the task ----------------------------------------------------------------------------------------------------
     async def _loop(self) -> None:
@@ -128,22 +128,25 @@ class Writer:
     async def _next_group(self) -> None:
         jobs: list[_Job] = []
         while self._queue and len(jobs) < GROUP_LIMIT:
+            if jobs and (jobs[0].tries or self._queue[0].tries):
+                break  # one that was in another process's way holds nothing while it waits: it runs alone
             job = self._queue.popleft()
-            if not job.future.done():  # its caller has gone and nothing of it was begun
+            if not job.future.done():  # else its caller has gone, and nothing of it was begun
                 jobs.append(job)
         if not jobs:
             return
         try:
             await self._commit_when_free(jobs)
         except _GroupFailed as failure:
-            await self._drop_connection()
+            await self.channel.drop()
             self._give_up_or_retry(jobs, failure)
         except asyncio.CancelledError:
             self._queue.extendleft(reversed(jobs))  # the loop's end tells them
             raise
-        except Exception as error:  # the writer must outlive a mistake in a work or a driver
-            log.exception("store_writer_surprised", error=type(error).__name__)
-            await self._drop_connection()
+        except Exception as error:  # noqa: BLE001  (the writer outlives a mistake in a driver)
+            # No traceback here: its frames hold what people wrote. The callers get it as the cause.
+            log.error("store_writer_surprised", error=type(error).__name__)  # noqa: TRY400
+            await self.channel.drop()
             for job in jobs:
                 _fail(job, say(self.place, error))
         else:
@@ -155,38 +158,21 @@ class Writer:
         first_try = clock()
         while True:
             try:
-                connection = await self._connect()
-                await connection.run_sync(_run_group, jobs)
+                await self._commit(jobs)
             except _GroupFailed as failure:
-                busy = (
-                    not failure.began and sqlite_code(failure.__cause__ or failure) in _SQLITE_BUSY
-                )
-                if not busy or clock() - first_try > BUSY_LIMIT_S:
+                locked = sqlite_code(failure.__cause__ or failure) in _SQLITE_BUSY
+                if failure.began or not locked or clock() - first_try > BUSY_LIMIT_S:
                     raise
-                log.warning(
-                    "store_locked_by_another_program", waited_s=round(clock() - first_try, 1)
-                )
+                waited_s = round(clock() - first_try, 1)
+                log.warning("store_locked_by_another_program", waited_s=waited_s)
             else:
                 return
 
-    async def _connect(self) -> AsyncConnection:
-        if self._connection is None or self._connection.invalidated:
-            await self._drop_connection()
-            try:
-                self._connection = await self.engine.connect()
-            except (SQLAlchemyError, OSError, TimeoutError) as error:
-                raise _GroupFailed(began=False) from error
-        return self._connection
-
-    async def _drop_connection(self) -> None:
-        """After a failure the connection's state is not worth guessing: the next group gets a fresh one."""
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
+    async def _commit(self, jobs: list[_Job]) -> None:
         try:
-            await connection.close()
-        except (SQLAlchemyError, OSError, sqlite3.Error) as error:
-            log.warning("store_connection_close_failed", error=type(error).__name__)
+            await self.channel.run(partial(_run_group, jobs))
+        except (SQLAlchemyError, OSError) as error:  # the connection could not even be opened
+            raise _GroupFailed(began=False) from error
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
     def _give_up_or_retry(self, jobs: list[_Job], failure: _GroupFailed) -> None:
@@ -236,7 +222,7 @@ def _fail(job: _Job, error: BaseException) -> None:
         job.future.set_exception(error)
 
 
-def _run_group(connection: Connection, jobs: list[_Job]) -> None:
+def _run_group(jobs: list[_Job], connection: Connection) -> None:
     """Begin, each work in a savepoint, commit. Raises _GroupFailed when the transaction as a whole is lost."""
     try:
         transaction = connection.begin()
@@ -244,13 +230,15 @@ def _run_group(connection: Connection, jobs: list[_Job]) -> None:
         raise _GroupFailed(began=False) from error
     committing = False
     try:
+        if jobs[0].tries and connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET LOCAL lock_timeout = '30s'")
         for job in jobs:
             _run_job(connection, job)
         committing = True
         transaction.commit()
     except (SQLAlchemyError, OSError) as error:
         if transaction.is_active:
-            _quietly(transaction.rollback)
+            quietly(transaction.rollback)
         raise _GroupFailed(began=True, committing=committing) from error
 
 
@@ -280,10 +268,3 @@ def _transaction_is_lost(error: Exception) -> bool:
         sqlite3.SQLITE_ERROR,
         sqlite3.SQLITE_CONSTRAINT,
     }
-
-
-def _quietly(step: Callable[[], object]) -> None:
-    try:
-        step()
-    except (SQLAlchemyError, OSError, sqlite3.Error) as error:
-        log.warning("store_rollback_failed", error=type(error).__name__)

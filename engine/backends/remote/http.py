@@ -65,6 +65,8 @@ class RemoteServer:
             raise EngineConfigError(
                 f"{where}.base_url must be an http:// or https:// address that ends with /v1"
             )
+        if parts.username is not None or parts.password is not None:
+            raise EngineConfigError(f"{where}.base_url holds a user name; put the key into api_key")
         if not self._settings.model:
             raise EngineConfigError(
                 f"{where}.model is empty; name the model as the server knows it"

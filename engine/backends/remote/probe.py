@@ -15,7 +15,7 @@ from engine.backends.remote.counter import Findings, RemoteCounter
 from engine.backends.remote.http import RemoteServer
 from engine.backends.remote.protocol import Dialect, RemoteFailure
 from engine.readiness import Readiness
-from engine.types import EngineState, ModelInfo
+from engine.types import EngineState, FailureCode, ModelInfo
 
 if TYPE_CHECKING:
     from engine.config import OpenAISettings
@@ -66,7 +66,7 @@ class ServerProbe:
         wait_s = _FIRST_S
         while True:
             try:
-                await self._look()
+                await self._look_safely()
             except RemoteFailure as failure:
                 if str(failure) != self.readiness.detail:
                     self._log.warning("remote_not_ready", detail=str(failure))
@@ -81,6 +81,16 @@ class ServerProbe:
                 wait_s = min(_MAX_S, wait_s * 2)
             else:
                 return
+
+    async def _look_safely(self) -> None:
+        """Turn whatever an odd answer does to us into a failure of the other side: the task must go on looking."""
+        try:
+            await self._look()
+        except RemoteFailure:
+            raise
+        except Exception as error:
+            message = f"{self._server.host} gave an odd answer ({type(error).__name__})"
+            raise RemoteFailure(FailureCode.UPSTREAM, message, retryable=True) from error
 
     async def _look(self) -> None:
         models = await self._server.models()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 
@@ -44,3 +46,15 @@ class OpenAISettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str = ""
     n_parallel: int = 4
     timeout_s: float = 600.0
+
+    def __repr__(self) -> str:
+        """Without the key: tracebacks that show local values must not show it."""
+        return (
+            f"OpenAISettings(name={self.name!r}, base_url={self.base_url!r}, model={self.model!r})"
+        )
+
+    def __rich_repr__(self) -> Iterator[tuple[str, str]]:
+        """The same for rich, which msgspec would tell every field."""
+        yield "name", self.name
+        yield "base_url", self.base_url
+        yield "model", self.model

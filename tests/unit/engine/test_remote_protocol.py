@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rich.pretty import pretty_repr
 
 from engine.backends.remote.protocol import (
     Chunk,
@@ -16,6 +17,7 @@ from engine.backends.remote.protocol import (
     request_body,
     retry_after_s,
 )
+from engine.config import OpenAISettings
 from engine.types import ChatMessage, EngineRequest, FailureCode, Role, Sampling
 
 HOST = "box:8000"
@@ -187,3 +189,8 @@ def test_an_error_inside_the_stream(data: dict[str, Any]) -> None:
 def test_retry_after(value: str, seconds: float) -> None:
     noon = 1795953600.0  # 2026-11-29 12:00:00 UTC
     assert retry_after_s({"Retry-After": value}, noon) == seconds
+
+
+def test_the_settings_do_not_show_their_key() -> None:
+    hidden = OpenAISettings(name="n", base_url="u", model="m", n_ctx=1, api_key="sk-secret")
+    assert "sk-secret" not in f"{hidden!r} {hidden} {pretty_repr(hidden)}"

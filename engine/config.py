@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -53,8 +53,6 @@ class OpenAISettings(msgspec.Struct, frozen=True, kw_only=True):
             f"OpenAISettings(name={self.name!r}, base_url={self.base_url!r}, model={self.model!r})"
         )
 
-    def __rich_repr__(self) -> Iterator[tuple[str, str]]:
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
         """The same for rich, which msgspec would tell every field."""
-        yield "name", self.name
-        yield "base_url", self.base_url
-        yield "model", self.model
+        return [("name", self.name), ("base_url", self.base_url), ("model", self.model)]

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -164,6 +165,7 @@ class ToyTokenizer:
         return [self.specials[-1 - i] for i in ids if i < 0]
 
 
+@cache
 def load(name: str) -> tuple[ChatTemplate, ToyTokenizer]:
     model = MODELS[name]
     return load_source(model.source, model)

@@ -248,6 +248,8 @@ class Api:
         )  # fmt: skip
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
+        if self._parts.faults.is_down():
+            return _cut(request)
         self._parts.judge.note("unknown_api", f"{request.method} {request.path}")
         answer = _Answer(404, {"code": 99991300, "msg": "no such api"})
         self._record("unknown", request, ApiRequest({}, {}, {}), answer, "", 0.0)

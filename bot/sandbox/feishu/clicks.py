@@ -85,8 +85,8 @@ class Clicks:
             body,
             bool(self._config.encrypt_key),
         )
-        self._records.add_push(push)
         card.click_lock = True
+        self._records.add_push(push)
         try:
             attempt = await self._courier.post(url, body, self._courier.signed_headers(body))
         finally:

@@ -39,6 +39,11 @@ class Hub:
                 self._streams.discard(queue)
                 _end(queue)
 
+    @property
+    def last_id(self) -> int:
+        """The number of the newest event."""
+        return self._next - 1
+
     def close(self) -> None:
         """End every stream."""
         for queue in self._streams:

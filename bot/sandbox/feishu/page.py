@@ -139,9 +139,9 @@ class Page:
         return _file(request.match_info["path"])
 
     async def _state(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response(
-            views.state_view(self._sandbox.world, dict(self._sandbox.config.notes)), dumps=_dumps
-        )
+        view = views.state_view(self._sandbox.world, dict(self._sandbox.config.notes))
+        # Whoever opens the stream with this id misses nothing that happens in between.
+        return web.json_response(view | {"last_event_id": self._hub.last_id}, dumps=_dumps)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         return await self._hub.serve(request)

@@ -66,6 +66,7 @@ class Records:
         self.pushes: list[Push] = []
         self._keep = keep_calls
         self._next_id = 0
+        self.on_push: list[Callable[[Push], None]] = []
         self.on_call: list[Callable[[Call], None]] = []
         self.on_attempt: list[Callable[[Push, Attempt], None]] = []
 
@@ -87,6 +88,8 @@ class Records:
         self.pushes.append(push)
         if len(self.pushes) > self._keep:
             del self.pushes[: self._keep // 2]
+        for listener in self.on_push:
+            listener(push)
 
     def add_attempt(self, push: Push, attempt: Attempt) -> None:
         """Keep the outcome of one POST."""

@@ -69,6 +69,7 @@ class FeishuSandbox:
         self._changed = asyncio.Event()
         self.base_url = ""
         self.world.listen(lambda _kind, _thing: self._changed.set())
+        self.records.on_push.append(lambda _push: self._changed.set())
         self.records.on_call.append(lambda _call: self._changed.set())
         self.records.on_attempt.append(lambda _push, _attempt: self._changed.set())
 

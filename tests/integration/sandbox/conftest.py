@@ -53,15 +53,23 @@ class Wire:
     ) -> Reply:
         sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         url = f"{self.sandbox.base_url}/open-apis{path}"
-        async with self.session.request(method, url, json=body, headers=sent | (headers or {})) as response:
+        async with self.session.request(
+            method, url, json=body, headers=sent | (headers or {})
+        ) as response:
             text = await response.read()
-            parsed = json.loads(text) if response.content_type == "application/json" else {"html": text.decode()}
+            parsed = (
+                json.loads(text)
+                if response.content_type == "application/json"
+                else {"html": text.decode()}
+            )
             return Reply(response.status, parsed, dict(response.headers))
 
     async def text(self, chat_id: str, text: str = "hello", uuid: str = "") -> Reply:
         body = {"receive_id": chat_id, "msg_type": "text", "content": json.dumps({"text": text})}
         return await self.call(
-            "POST", "/im/v1/messages?receive_id_type=chat_id", body | ({"uuid": uuid} if uuid else {})
+            "POST",
+            "/im/v1/messages?receive_id_type=chat_id",
+            body | ({"uuid": uuid} if uuid else {}),
         )
 
     async def reply(self, message_id: str, kind: str, content: Any, **more: Any) -> Reply:
@@ -77,11 +85,17 @@ class Wire:
         text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
         return await self.call("POST", "/cardkit/v1/cards", {"type": "card_json", "data": text})
 
-    async def content(self, card_id: str, text: Any, sequence: Any, *, element: str = "answer", **more: Any) -> Reply:
+    async def content(
+        self, card_id: str, text: Any, sequence: Any, *, element: str = "answer", **more: Any
+    ) -> Reply:
         body = {"content": text, "sequence": sequence, **more}
-        return await self.call("PUT", f"/cardkit/v1/cards/{card_id}/elements/{element}/content", body)
+        return await self.call(
+            "PUT", f"/cardkit/v1/cards/{card_id}/elements/{element}/content", body
+        )
 
-    async def settings(self, card_id: str, config: dict[str, Any], sequence: int, **more: Any) -> Reply:
+    async def settings(
+        self, card_id: str, config: dict[str, Any], sequence: int, **more: Any
+    ) -> Reply:
         body = {"settings": json.dumps({"config": config}), "sequence": sequence, **more}
         return await self.call("PATCH", f"/cardkit/v1/cards/{card_id}/settings", body)
 
@@ -130,12 +144,16 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def make(clock: ManualClock) -> AsyncIterator[Callable[..., Awaitable[tuple[FeishuSandbox, Wire]]]]:
+async def make(
+    clock: ManualClock,
+) -> AsyncIterator[Callable[..., Awaitable[tuple[FeishuSandbox, Wire]]]]:
     """make(**config) → a started sandbox and a client that is logged in."""
     opened: list[tuple[FeishuSandbox, aiohttp.ClientSession]] = []
 
     async def build(**config: Any) -> tuple[FeishuSandbox, Wire]:
-        sandbox = FeishuSandbox(SandboxConfig(**{"clock": clock, "redelivery_s": (0.02, 0.02), **config}))
+        sandbox = FeishuSandbox(
+            SandboxConfig(**{"clock": clock, "redelivery_s": (0.02, 0.02), **config})
+        )
         await sandbox.start()
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
         opened.append((sandbox, session))

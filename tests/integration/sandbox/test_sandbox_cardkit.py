@@ -26,7 +26,9 @@ async def shown(make: Any, **config: Any) -> Any:
     user = sandbox.add_user("小林")
     question = await sandbox.say(sandbox.add_group("g", [user]), user, "hi")
     card_id = await wire.new_card()
-    sent = await wire.reply(question.id, "interactive", {"type": "card", "data": {"card_id": card_id}}, uuid="u")
+    sent = await wire.reply(
+        question.id, "interactive", {"type": "card", "data": {"card_id": card_id}}, uuid="u"
+    )
     assert sent.code == 0
     return sandbox, wire, sandbox.world.cards[card_id]
 
@@ -39,11 +41,20 @@ async def test_a_whole_reply(make) -> None:
     sandbox, wire, card = await shown(make)
     assert len(card.id) <= 20
     for sequence, text in enumerate(("He", "Hello", "Hello world"), 1):
-        assert (await wire.content(card.id, text, sequence)).body == {"code": 0, "msg": "success", "data": {}}
+        assert (await wire.content(card.id, text, sequence)).body == {
+            "code": 0,
+            "msg": "success",
+            "data": {},
+        }
     assert rules_of(sandbox) == ["left_streaming"]
     done = {"streaming_mode": False, "summary": {"content": "Hello world"}}
     assert (await wire.settings(card.id, done, 4)).code == 0
-    assert (card.text, card.streaming, card.sequence, card.summary) == ("Hello world", False, 4, "Hello world")
+    assert (card.text, card.streaming, card.sequence, card.summary) == (
+        "Hello world",
+        False,
+        4,
+        "Hello world",
+    )
     add = {"type": "append", "elements": json.dumps([BUTTON]), "sequence": 5}
     assert (await wire.call("POST", f"/cardkit/v1/cards/{card.id}/elements", add)).code == 0
     assert [button["element_id"] for button in card.buttons] == ["stop"]
@@ -77,7 +88,7 @@ async def test_refused_entities(make, body: dict[str, Any], code: int) -> None:
 
 
 async def test_sequences(make) -> None:
-    sandbox, wire, card = await shown(make)
+    _sandbox, wire, card = await shown(make)
     assert (await wire.content(card.id, "a", 5)).code == 0
     assert (await wire.content(card.id, "ab", 5)).code == 300317
     assert (await wire.settings(card.id, {"streaming_mode": False}, 4)).code == 300317
@@ -98,14 +109,23 @@ async def test_uuids(make) -> None:
 
 
 async def test_refused_texts(make) -> None:
-    sandbox, wire, card = await shown(make)
+    _sandbox, wire, card = await shown(make)
     for text, code in (
         ("", 10002), (None, 10002), (7, 10002), ("x" * 100_001, 10002), ("x" * 31_000, 200860),
         (4 * TABLE, 230099), ("<at id=ou_nobody></at>", 230099), ("![x](https://a/b.png)", 200570),
     ):  # fmt: skip
         assert (await wire.content(card.id, text, 1)).code == code, text
     assert (card.text, card.sequence) == ("…", 0)
-    assert [op.code for op in card.ops] == [10002, 10002, 10002, 10002, 200860, 230099, 230099, 200570]
+    assert [op.code for op in card.ops] == [
+        10002,
+        10002,
+        10002,
+        10002,
+        200860,
+        230099,
+        230099,
+        200570,
+    ]
     assert (await wire.content(card.id, f"{3 * TABLE}```\n{TABLE}```", 1)).code == 0
     assert (await wire.content("777", "x", 1)).code == 200740
     assert (await wire.content(card.id, "x", 2, element="nobody")).code == 300313
@@ -202,7 +222,9 @@ async def test_settings(make) -> None:
         ("", 10002), ("no json", 300122), ("{}", 300122), ('{"streaming_mode":false}', 300122),
         ('{"config":{"colour":1}}', 300122), ('{"config":{"update_multi":false}}', 300302),
     ):  # fmt: skip
-        assert (await wire.call("PATCH", path, {"settings": settings, "sequence": 1})).code == code, settings
+        assert (
+            await wire.call("PATCH", path, {"settings": settings, "sequence": 1})
+        ).code == code, settings
     assert card.streaming
 
 
@@ -214,14 +236,20 @@ async def test_element_operations(make) -> None:
     async def do(method: str, where: str, code: int = 0, **body: Any) -> None:
         nonlocal sequence
         sequence += 1
-        packed = {key: item if isinstance(item, str) else json.dumps(item) for key, item in body.items()}
+        packed = {
+            key: item if isinstance(item, str) else json.dumps(item) for key, item in body.items()
+        }
         reply = await wire.call(method, f"{path}{where}", {**packed, "sequence": sequence})
         assert reply.code == code, reply.body
 
     note = {"tag": "markdown", "element_id": "note", "content": "note"}
     await do("POST", "", elements=[note], type="insert_before", target_element_id="answer")
     await do("POST", "", elements=[{"tag": "hr"}], type="insert_after", target_element_id="answer")
-    row = {"tag": "column_set", "element_id": "row", "columns": [{"tag": "column", "element_id": "col", "elements": []}]}
+    row = {
+        "tag": "column_set",
+        "element_id": "row",
+        "columns": [{"tag": "column", "element_id": "col", "elements": []}],
+    }
     await do("POST", "", elements=[row], type="append")
     await do("POST", "", elements=[BUTTON], type="append", target_element_id="col")
     assert [item["tag"] for item in card.elements] == ["markdown", "markdown", "hr", "column_set"]
@@ -264,7 +292,10 @@ async def test_batch_update_is_all_or_nothing(make) -> None:
     sandbox, wire, card = await shown(make)
 
     async def batch(actions: Any, sequence: int) -> int:
-        body = {"actions": actions if isinstance(actions, str) else json.dumps(actions), "sequence": sequence}
+        body = {
+            "actions": actions if isinstance(actions, str) else json.dumps(actions),
+            "sequence": sequence,
+        }
         return (await wire.call("POST", f"/cardkit/v1/cards/{card.id}/batch_update", body)).code
 
     def act(name: str, **params: Any) -> dict[str, Any]:
@@ -298,9 +329,14 @@ async def test_whole_card_update(make) -> None:
     assert await put({"schema": "2.0", "body": {"elements": []}, "x": 1}, 1) == 200621
     assert await put({"schema": "1.0"}, 1) == 300303
     assert (await wire.call("PUT", path, {"sequence": 1})).code == 10002
-    assert (await wire.call("PUT", path, {"card": {"type": "template", "data": "x"}, "sequence": 1})).code == 10002
+    assert (
+        await wire.call("PUT", path, {"card": {"type": "template", "data": "x"}, "sequence": 1})
+    ).code == 10002
     assert card.streaming
-    assert await put({"schema": "2.0", "body": {"elements": [{"tag": "markdown", "content": "z"}]}}, 1) == 0
+    assert (
+        await put({"schema": "2.0", "body": {"elements": [{"tag": "markdown", "content": "z"}]}}, 1)
+        == 0
+    )
     assert (card.text, card.streaming) == ("z", False)
 
 

@@ -36,7 +36,9 @@ async def test_tokens_and_identity(make, clock) -> None:
     assert (expired.status, expired.code) == (400, 99991663)
     assert expired.body["error"]["log_id"] == expired.headers["X-Tt-Logid"]
     for header, code in (("", 99991661), ("Bearer u_1", 99991671)):
-        assert (await wire.call("GET", "/bot/v3/info", headers={"Authorization": header})).code == code
+        assert (
+            await wire.call("GET", "/bot/v3/info", headers={"Authorization": header})
+        ).code == code
     config = sandbox.config
     bad = {"app_id": config.app_id, "app_secret": "no"}
     assert (await wire.call("POST", "/auth/v3/tenant_access_token/internal", bad)).code == 10015
@@ -60,8 +62,16 @@ async def test_create_reply_and_what_comes_back(make) -> None:
     assert (answer.data["root_id"], answer.data["parent_id"]) == (question.id, question.id)
     assert "thread_id" not in answer.data
     deeper = await wire.reply(answer.data["message_id"], "text", {"text": "more"}, uuid="u3")
-    assert (deeper.data["root_id"], deeper.data["parent_id"]) == (question.id, answer.data["message_id"])
-    by_user = {"receive_id": user.id, "msg_type": "text", "content": '{"text":"direct"}', "uuid": "u4"}
+    assert (deeper.data["root_id"], deeper.data["parent_id"]) == (
+        question.id,
+        answer.data["message_id"],
+    )
+    by_user = {
+        "receive_id": user.id,
+        "msg_type": "text",
+        "content": '{"text":"direct"}',
+        "uuid": "u4",
+    }
     direct = await wire.call("POST", "/im/v1/messages?receive_id_type=open_id", by_user)
     assert direct.data["chat_id"] == sandbox.direct_chat(user).id
     assert [visible_text(m) for m in sandbox.replies(question)] == ["**hi**"]
@@ -120,7 +130,13 @@ async def test_topics(make) -> None:
 )  # fmt: skip
 async def test_refused_sends(make, change: dict[str, Any], code: int) -> None:
     sandbox, wire, _, chat = await group(make)
-    body = {"receive_id": chat.id, "msg_type": "text", "content": '{"text":"hi"}', "uuid": "u", **change}
+    body = {
+        "receive_id": chat.id,
+        "msg_type": "text",
+        "content": '{"text":"hi"}',
+        "uuid": "u",
+        **change,
+    }
     reply = await wire.call("POST", "/im/v1/messages?receive_id_type=chat_id", body)
     assert (reply.status, reply.code) == (400, code)
     assert sandbox.messages(chat) == []
@@ -132,10 +148,16 @@ async def test_refused_places(make) -> None:
     assert (await wire.call("POST", "/im/v1/messages?receive_id_type=nick", {})).code == 230001
     assert (await wire.reply("om_nothing", "text", {"text": "x"}, uuid="u")).code == 230001
     question = await sandbox.say(chat, user, "hi")
-    assert (await wire.reply(question.id, "text", {"text": "x"}, uuid="u", reply_in_thread="yes")).code == 230001
+    assert (
+        await wire.reply(question.id, "text", {"text": "x"}, uuid="u", reply_in_thread="yes")
+    ).code == 230001
     await sandbox.recall(question)
     assert (await wire.reply(question.id, "text", {"text": "x"}, uuid="u")).code == 230011
-    for field, value, code in (("muted", True, 230035), ("has_bot", False, 230002), ("dissolved", True, 232009)):
+    for field, value, code in (
+        ("muted", True, 230035),
+        ("has_bot", False, 230002),
+        ("dissolved", True, 232009),
+    ):
         setattr(chat, field, value)
         assert (await wire.text(chat.id, uuid=f"u-{field}")).code == code
     assert (await wire.call("GET", f"/im/v1/chats/{chat.id}")).code == 232011
@@ -158,7 +180,9 @@ async def test_a_uuid_sends_once_in_an_hour(make, clock) -> None:
     clock.advance(3600)
     assert (await wire.reply(question.id, "interactive", content, uuid="same")).code == 300311
     other = await wire.text(chat.id, "one", uuid="u")
-    assert (await wire.text(chat.id, "two", uuid="u")).data["message_id"] == other.data["message_id"]
+    assert (await wire.text(chat.id, "two", uuid="u")).data["message_id"] == other.data[
+        "message_id"
+    ]
     assert [v.rule for v in sandbox.violations] == ["uuid_for_other_content"]
 
 
@@ -175,15 +199,23 @@ async def test_twenty_edits(make) -> None:
     for n in range(20):
         body = {"msg_type": "text", "content": json.dumps({"text": f"v{n}"})}
         assert (await wire.call("PUT", path, body)).data["updated"] is True
-    assert (await wire.call("PUT", path, {"msg_type": "text", "content": '{"text":"v20"}'})).code == 230072
+    assert (
+        await wire.call("PUT", path, {"msg_type": "text", "content": '{"text":"v20"}'})
+    ).code == 230072
     assert visible_text(sandbox.world.messages[sent]) == "v19"
     question = await sandbox.say(chat, user, "hi")
     edit = {"msg_type": "text", "content": '{"text":"x"}'}
     assert (await wire.call("PUT", f"/im/v1/messages/{question.id}", edit)).code == 230071
-    assert (await wire.call("PUT", path, {"msg_type": "interactive", "content": "{}"})).code == 230001
+    assert (
+        await wire.call("PUT", path, {"msg_type": "interactive", "content": "{}"})
+    ).code == 230001
     card_id = await wire.new_card(streaming_mode=False)
-    shown = await wire.reply(question.id, "interactive", {"type": "card", "data": {"card_id": card_id}}, uuid="c")
-    assert (await wire.call("PUT", f"/im/v1/messages/{shown.data['message_id']}", edit)).code == 230054
+    shown = await wire.reply(
+        question.id, "interactive", {"type": "card", "data": {"card_id": card_id}}, uuid="c"
+    )
+    assert (
+        await wire.call("PUT", f"/im/v1/messages/{shown.data['message_id']}", edit)
+    ).code == 230054
     assert (await wire.call("DELETE", path)).code == 0
     assert (await wire.call("PUT", path, edit)).code == 230011
     assert (await wire.call("DELETE", path)).code == 230110
@@ -198,7 +230,11 @@ async def test_patching_a_raw_card(make, clock, a_card) -> None:
     path = f"/im/v1/messages/{sent.data['message_id']}"
 
     async def patch(data: Any) -> int:
-        return (await wire.call("PATCH", path, {"content": data if isinstance(data, str) else json.dumps(data)})).code
+        return (
+            await wire.call(
+                "PATCH", path, {"content": data if isinstance(data, str) else json.dumps(data)}
+            )
+        ).code
 
     grown = a_card({"tag": "markdown", "content": "grown"}, streaming_mode=False)
     assert await patch(grown) == 0
@@ -224,7 +260,9 @@ async def test_a_card_sent_by_id_is_not_patched(make, a_card) -> None:
     sandbox, wire, user, chat = await group(make)
     question = await sandbox.say(chat, user, "hi")
     card_id = await wire.new_card(streaming_mode=False)
-    sent = await wire.reply(question.id, "interactive", {"type": "card", "data": {"card_id": card_id}}, uuid="u")
+    sent = await wire.reply(
+        question.id, "interactive", {"type": "card", "data": {"card_id": card_id}}, uuid="u"
+    )
     path = f"/im/v1/messages/{sent.data['message_id']}"
     assert (await wire.call("PATCH", path, {"content": json.dumps(a_card())})).code == 230001
     assert [v.rule for v in sandbox.violations] == ["patch_of_card_entity"]
@@ -254,7 +292,9 @@ async def test_reactions(make) -> None:
     for wrong in ("typing", "", None):
         assert (await wire.call("POST", path, emoji(wrong))).code == 231001
     assert (await wire.call("POST", "/im/v1/messages/om_x/reactions", emoji("OK"))).code == 231003
-    assert (await wire.call("DELETE", f"/im/v1/messages/{other.id}/reactions/{reaction_id}")).code == 231010
+    assert (
+        await wire.call("DELETE", f"/im/v1/messages/{other.id}/reactions/{reaction_id}")
+    ).code == 231010
     assert (await wire.call("DELETE", f"{path}/none")).code == 231011
     assert sandbox.violations == []
     assert (await wire.call("POST", path, emoji("Typing"))).data["reaction_id"] == reaction_id
@@ -291,7 +331,11 @@ async def test_the_api_rate_and_a_caller_that_does_not_listen(make, clock) -> No
 async def test_the_month(make) -> None:
     sandbox, wire, _, _ = await group(make, limits=replace(FREE, monthly_calls=2))
     assert (await wire.call("GET", "/im/v1/chats/oc_none")).code == 232006
-    assert [(await wire.call("GET", "/bot/v3/info")).body["code"] for _ in range(3)] == [0, 0, 99991403]
+    assert [(await wire.call("GET", "/bot/v3/info")).body["code"] for _ in range(3)] == [
+        0,
+        0,
+        99991403,
+    ]
     assert sandbox.rates.month_calls == 2
 
 
@@ -302,8 +346,12 @@ async def test_mentions_in_the_bots_words_are_noticed(make) -> None:
     at_all = {"zh_cn": {"content": [[{"tag": "md", "text": '<at user_id="all"></at>'}]]}}
     question = await sandbox.say(chat, user, "hi")
     await wire.reply(question.id, "post", at_all, uuid="u3")
-    assert [v.rule for v in sandbox.violations] == ["mention_injected", "mention_in_code", "mention_injected"]
-    allowed, wire2, user2, chat2 = await group(make, allowed_mentions=frozenset({"all"}))
+    assert [v.rule for v in sandbox.violations] == [
+        "mention_injected",
+        "mention_in_code",
+        "mention_injected",
+    ]
+    allowed, wire2, _user2, chat2 = await group(make, allowed_mentions=frozenset({"all"}))
     await wire2.text(chat2.id, '<at user_id="all"></at>', uuid="u1")
     assert allowed.violations == []
     assert allowed.messages(chat2)[0].mentions[0].name == "all"
@@ -336,6 +384,8 @@ async def test_unknown_apis_and_content_types(make) -> None:
 async def test_many_at_once(make) -> None:
     sandbox, wire, user, _ = await group(make, limits=FREE.without_rates())
     chats = [sandbox.add_group(f"g{n}", [user]) for n in range(20)]
-    replies = await asyncio.gather(*(wire.text(c.id, uuid=f"{c.id}{n}"[-50:]) for c in chats for n in range(5)))
+    replies = await asyncio.gather(
+        *(wire.text(c.id, uuid=f"{c.id}{n}"[-50:]) for c in chats for n in range(5))
+    )
     assert {r.code for r in replies} == {0}
     assert len({r.data["message_id"] for r in replies}) == 100

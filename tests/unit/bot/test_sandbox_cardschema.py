@@ -92,9 +92,22 @@ def test_legal_cards_pass() -> None:
         (card(md("<at id=ou_nobody></at>")), 230099),
         (card(md("<person id=ou_nobody></person>")), 230099),
         (card(md("![x](http://a/b.png)")), 200570),
-        (card({"tag": "img", "img_key": "http://a", "alt": {"tag": "plain_text", "content": ""}}), 200570),
+        (
+            card(
+                {"tag": "img", "img_key": "http://a", "alt": {"tag": "plain_text", "content": ""}}
+            ),
+            200570,
+        ),
         (card({"tag": "img", "img_key": "img_1"}), 200621),
-        (card({"tag": "column_set", "columns": [{"tag": "column", "elements": [{"tag": "bogus"}]}]}), 200861),
+        (
+            card(
+                {
+                    "tag": "column_set",
+                    "columns": [{"tag": "column", "elements": [{"tag": "bogus"}]}],
+                }
+            ),
+            200861,
+        ),
         (card({"tag": "column_set", "columns": {}}), 200621),
         (card(header={"title": {"tag": "plain_text"}}), 200621),
         (card(header={"colour": "blue"}), 200621),
@@ -107,7 +120,8 @@ def test_refused(given: Any, code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sub_code"), [(card(md(4 * TABLE)), "11310"), (card(md("<at id=ou_nobody></at>")), "100290")]
+    ("given", "sub_code"),
+    [(card(md(4 * TABLE)), "11310"), (card(md("<at id=ou_nobody></at>")), "100290")],
 )
 def test_the_real_cause_stands_in_the_message(given: Any, sub_code: str) -> None:
     with pytest.raises(CardError, match=f"ErrCode: {sub_code}"):

@@ -9,9 +9,7 @@ from bot.sandbox.feishu import crypto
 KEY = "kudryavka"
 IV = bytes(range(16))
 PLAIN_A = '{"challenge":"ch-42","token":"vtoken-123","type":"url_verification"}'
-PLAIN_B = (
-    '{"schema":"2.0","header":{"event_id":"e1","event_type":"x.test","token":"vtoken-123"},"event":{"k":"你好"}}'
-)
+PLAIN_B = '{"schema":"2.0","header":{"event_id":"e1","event_type":"x.test","token":"vtoken-123"},"event":{"k":"你好"}}'
 SEALED_A = (
     "AAECAwQFBgcICQoLDA0ODzaZLG88r12GT3VZ/fbPxHkZ45lRIzQT+r6ozme5BiQ/erEW7oEUTzvX3v6s315QIfPgR//b6YCuqgbDgZK+FKDaMZzi"
     "8tip8jCa4V7QOG4/"
@@ -37,7 +35,9 @@ def test_vectors(plain: str, sealed: str, signature: str) -> None:
 
 
 def test_vector_of_the_docs() -> None:
-    assert crypto.decrypt("P37w+VZImNgPEO1RBhJ6RtKl7n6zymIbEG1pReEzghk=", "test key") == b"hello world"
+    assert (
+        crypto.decrypt("P37w+VZImNgPEO1RBhJ6RtKl7n6zymIbEG1pReEzghk=", "test key") == b"hello world"
+    )
 
 
 @settings(max_examples=40, derandomize=True)

@@ -126,7 +126,11 @@ def test_faults_match_by_pattern_and_run_out() -> None:
     faults = Faults()
     faults.refuse("card.*", 300120, 2)
     assert faults.take("message.reply") is None
-    assert [fault.code if (fault := faults.take("card.content")) else 0 for _ in range(3)] == [300120, 300120, 0]
+    assert [fault.code if (fault := faults.take("card.content")) else 0 for _ in range(3)] == [
+        300120,
+        300120,
+        0,
+    ]
 
 
 async def test_down_ends_by_itself() -> None:

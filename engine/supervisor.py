@@ -148,7 +148,7 @@ class Supervisor:
             how = await child.reap(grace_s)
             self._child = None
             self.last_output = child.tail
-        return _obituary(how, self._kill_reason, child.tail)
+        return obituary(how, self._kill_reason, child.tail)
 
     def _go_down(self) -> None:
         """Tell all waiters now; reaping the process may take a moment longer."""
@@ -193,7 +193,7 @@ class Supervisor:
         self._listener.on_ready()
 
 
-def _obituary(how: str, kill_reason: str, tail: tuple[str, ...]) -> str:
+def obituary(how: str, kill_reason: str, tail: tuple[str, ...]) -> str:
     """How a child ended, with its last words: those before Python's own report of a fatal signal, if there is one."""
     marks = [index for index, line in enumerate(tail) if line.startswith(_FATAL_MARK)]
     spoken = tail[: marks[0]] or tail[marks[0] : marks[0] + 1] if marks else tail

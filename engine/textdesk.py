@@ -52,17 +52,21 @@ class TextDesk:
 
     def _run(self) -> None:
         while True:
-            question = self._questions.get()
-            try:
-                answer = self._answer_to(question)
-            except EngineError as error:
-                answer = wire.Refusal(seq=question.seq, message=str(error))
-            except Exception as error:  # noqa: BLE001 - one bad text must not end the service; its words are not repeated
-                answer = wire.Refusal(
-                    seq=question.seq,
-                    message=f"the tokenizer or chat template failed ({type(error).__name__})",
-                )
-            self._answer(answer)
+            self.answer_next()
+
+    def answer_next(self) -> None:
+        """Wait for a question and answer it; what the thread does over and over."""
+        question = self._questions.get()
+        try:
+            answer = self._answer_to(question)
+        except EngineError as error:
+            answer = wire.Refusal(seq=question.seq, message=str(error))
+        except Exception as error:  # noqa: BLE001 - one bad text must not end the service; its words are not repeated
+            answer = wire.Refusal(
+                seq=question.seq,
+                message=f"the tokenizer or chat template failed ({type(error).__name__})",
+            )
+        self._answer(answer)
 
     def _answer_to(self, question: wire.AskCount | wire.AskRender) -> wire.Report:
         if isinstance(question, wire.AskCount):

@@ -1,0 +1,482 @@
+"""EngineProcess with a real child (fake backend): serving, dying, restarting, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.client import EngineProcess
+from engine.config import EngineConfig
+from engine.errors import EngineConfigError, EngineUnavailable
+from engine.types import (
+    ChatMessage,
+    Delta,
+    EngineEvent,
+    EngineRequest,
+    EngineState,
+    Failed,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Role,
+)
+from engine.watch import Supervision
+
+ROOT = Path(__file__).resolve().parents[3]
+Make = Callable[..., EngineProcess]
+# 50 tokens a second, so that there is a middle of a reply to die in; and one without waits.
+SLOW_FAKE: dict[str, Any] = {"name": "m", "backend": "fake", "fake": {"token_s": "0.02"}}
+FAST: dict[str, str] = {"token_s": "0"}
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[Make]:
+    made: list[EngineProcess] = []
+
+    def make(rules: Supervision | None = None, **changes: Any) -> EngineProcess:
+        engine = EngineProcess(EngineConfig(**SLOW_FAKE | changes), rules)
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        await engine.close()
+
+
+async def ready(make: Make, rules: Supervision | None = None, **changes: Any) -> EngineProcess:
+    engine = make(rules, **changes)
+    await engine.start()
+    await engine.wait_ready(20.0)
+    return engine
+
+
+def ask(request_id: str, n_tokens: int = 5, **changes: Any) -> EngineRequest:
+    fields: dict[str, Any] = {"prompt_tokens": tuple(range(10, 30)), "max_new_tokens": n_tokens}
+    return EngineRequest(id=request_id, **fields | changes)
+
+
+async def events_of(engine: EngineProcess, request: EngineRequest) -> list[EngineEvent]:
+    events = [event async for event in engine.submit(request)]
+    assert [e for e in events if isinstance(e, Finished | Failed)] == events[-1:]
+    assert {event.request_id for event in events} == {request.id}
+    return events
+
+
+def ids_of(events: list[EngineEvent]) -> list[int]:
+    return [i for event in events if isinstance(event, Delta) for i in event.token_ids]
+
+
+async def pid_of(engine: EngineProcess) -> int:
+    return (await engine.stats()).child_pid
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+# ── serving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_from_start_to_close(engines: Make) -> None:
+    engine = engines()
+    assert engine.info is None
+    assert (await engine.stats()).state is EngineState.STARTING
+    await engine.start()
+    await engine.start()
+    info = await engine.wait_ready(20.0)
+    assert engine.info == info
+    finished = (await events_of(engine, ask("r")))[-1]
+    assert isinstance(finished, Finished)
+    stats = await engine.stats()
+    assert stats.state is EngineState.READY
+    assert stats.rss_bytes > 1_000_000
+    assert psutil.pid_exists(stats.child_pid)
+    await engine.close()
+    await engine.close()
+    assert not psutil.pid_exists(stats.child_pid)
+    closed = await engine.stats()
+    assert (closed.state, closed.child_pid) == (EngineState.CLOSED, 0)
+    (failed,) = await events_of(engine, ask("late"))
+    assert isinstance(failed, Failed)
+    assert failed.retryable, "a turn that meets a closing engine is answered at the next start"
+    await engine.start()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await engine.wait_ready(1.0)
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await engine.count("x")
+
+
+async def test_before_it_is_ready_a_request_fails_at_once(engines: Make) -> None:
+    engine = engines()
+    await engine.start()
+    (failed,) = await events_of(engine, ask("r"))
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.retryable) == (FailureCode.ENGINE_DIED, True)
+    assert failed.retry_after_s > 0
+    with pytest.raises(EngineUnavailable, match="starting"):
+        await engine.count("x")
+    with pytest.raises(EngineUnavailable, match="not ready within 0 s"):
+        await engine.wait_ready(0.0)
+
+
+async def test_two_hundred_at_once(engines: Make) -> None:
+    engine = await ready(engines, fake=FAST)
+    requests = [ask(f"r{n}", owner=f"o{n}") for n in range(200)]
+    streams = await asyncio.gather(*(events_of(engine, request) for request in requests))
+    assert all(isinstance(events[-1], Finished) for events in streams)
+    assert all(len(ids_of(events)) == 5 for events in streams)
+    stats = await engine.stats()
+    assert (stats.n_running, stats.n_waiting) == (0, 0)
+
+
+async def test_questions_are_answered_while_it_decodes(engines: Make) -> None:
+    engine = await ready(engines)
+    async with aclosing(engine.submit(ask("r", 2000))) as stream:
+        await anext(stream)
+        alone = await engine.count("数一数")
+        assert alone > 0
+        assert await engine.count("") == 0
+        assert await engine.count("a\ud800b") == await engine.count("a?b")
+        messages = [
+            ChatMessage(role=Role.USER, content="你好"),
+            ChatMessage(role=Role.ASSISTANT, content="hi"),
+        ]
+        rendered = await engine.render(messages)
+        assert rendered.n_tokens == len(rendered.token_ids)
+        assert len(rendered.starts) == 2
+        shorter = await engine.render(messages, add_generation_prompt=False)
+        assert shorter.n_tokens < rendered.n_tokens
+        counts = await asyncio.gather(*(engine.count("x" * n) for n in range(100)))
+        assert counts == sorted(counts)
+        assert (await engine.stats()).n_running == 1
+
+
+async def test_a_slow_reader_loses_nothing_and_holds_nobody_up(engines: Make) -> None:
+    engine = await ready(engines, fake=FAST)
+    slow = engine.submit(ask("slow", 300))
+    events = [await anext(slow)]
+    for n in range(3):
+        assert isinstance((await events_of(engine, ask(f"quick{n}")))[-1], Finished)
+    await asyncio.sleep(0.5)
+    events += [event async for event in slow]
+    assert len(ids_of(events)) == 300
+    assert len(events) < 100, "what waited came melted together"
+
+
+async def test_leaving_the_stream_cancels(engines: Make) -> None:
+    engine = await ready(engines, n_parallel=1)
+    async with aclosing(engine.submit(ask("r", 3000))) as stream:
+        async for event in stream:
+            if isinstance(event, Delta):
+                break
+    async with asyncio.timeout(5.0):
+        events = await events_of(engine, ask("r"))
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is not FinishReason.CANCELLED
+
+
+async def test_cancel_ends_the_stream(engines: Make) -> None:
+    engine = await ready(engines)
+    events: list[EngineEvent] = []
+    async for event in engine.submit(ask("r", 3000)):
+        events.append(event)
+        if isinstance(event, Delta):
+            await engine.cancel("r")
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is FinishReason.CANCELLED
+    await engine.cancel("r")
+    await engine.cancel("never seen")
+
+
+async def test_an_id_that_is_running_is_refused_and_the_first_goes_on(engines: Make) -> None:
+    engine = await ready(engines)
+    async with aclosing(engine.submit(ask("r", 3000))) as stream:
+        await anext(stream)
+        (failed,) = await events_of(engine, ask("r"))
+        assert isinstance(failed, Failed)
+        assert (failed.code, failed.retryable) == (FailureCode.BAD_REQUEST, False)
+        async for event in stream:
+            if isinstance(event, Delta):
+                break
+        else:
+            raise AssertionError("the first stream ended")
+
+
+async def test_warm_and_forget_reach_the_child(engines: Make) -> None:
+    engine = await ready(engines, fake=FAST)
+    await engine.warm("talk", "scope", range(10, 40))
+    async with asyncio.timeout(5.0):
+        while (await engine.stats()).n_sequences_kept != 1:
+            await asyncio.sleep(0.02)
+    events = await events_of(
+        engine, ask("r", cache_key="talk", scope="scope", prompt_tokens=tuple(range(10, 50)))
+    )
+    assert isinstance(events[-1], Finished)
+    assert events[-1].usage.n_cached == 30
+    await engine.forget("talk")
+    assert (await engine.stats()).n_sequences_kept == 0
+
+
+# ── dying ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
+async def test_a_death_in_mid_reply(engines: Make, how: signal.Signals) -> None:
+    engine = await ready(engines)
+    pid = await pid_of(engine)
+    events: list[EngineEvent] = []
+    died_at = 0.0
+    async for event in engine.submit(ask("r", 3000)):
+        events.append(event)
+        if isinstance(event, Delta) and not died_at:
+            died_at = time.monotonic()
+            os.kill(pid, how)
+    assert time.monotonic() - died_at < 1.0
+    failed = events[-1]
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.retryable) == (FailureCode.ENGINE_DIED, True)
+    stats = await engine.stats()
+    assert stats.state is EngineState.RESTARTING
+    await engine.wait_ready(20.0)
+    assert isinstance((await events_of(engine, ask("r")))[-1], Finished)
+    stats = await engine.stats()
+    assert stats.n_restarts == 1
+    assert stats.child_pid not in {pid, 0}
+
+
+@pytest.mark.crash
+async def test_a_question_that_the_child_dies_over(engines: Make) -> None:
+    engine = await ready(engines)
+    os.kill(await pid_of(engine), signal.SIGSTOP)
+    question = asyncio.create_task(engine.count("x"))
+    await asyncio.sleep(0.05)
+    os.kill(await pid_of(engine), signal.SIGKILL)
+    async with asyncio.timeout(1.0):
+        with pytest.raises(EngineUnavailable):
+            await question
+
+
+@pytest.mark.crash
+async def test_a_hung_step_is_killed(engines: Make) -> None:
+    rules = Supervision(stall_s=0.4, first_step_s=0.4, stall_factor=1.0, watch_every_s=0.1)
+    engine = await ready(engines, rules)
+    pid = await pid_of(engine)
+    events: list[EngineEvent] = []
+    async for event in engine.submit(ask("r", 3000)):
+        if isinstance(event, Delta) and not ids_of(events):
+            os.kill(pid, signal.SIGSTOP)
+        events.append(event)
+    assert isinstance(events[-1], Failed)
+    assert events[-1].retryable
+    await until(lambda: not psutil.pid_exists(pid))
+    await engine.wait_ready(20.0)
+    assert (await engine.stats()).n_restarts == 1
+
+
+@pytest.mark.crash
+async def test_an_idle_child_is_left_in_peace(engines: Make) -> None:
+    rules = Supervision(stall_s=0.2, first_step_s=0.2, stall_factor=1.0, watch_every_s=0.05)
+    engine = await ready(engines, rules)
+    pid = await pid_of(engine)
+    await events_of(engine, ask("r"))
+    await asyncio.sleep(1.0)
+    assert await pid_of(engine) == pid
+
+
+@pytest.mark.crash
+async def test_signals_to_the_whole_group_do_not_end_it(engines: Make) -> None:
+    engine = await ready(engines)
+    pid = await pid_of(engine)
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    assert isinstance((await events_of(engine, ask("r")))[-1], Finished)
+    assert await pid_of(engine) == pid
+
+
+async def test_close_in_the_middle_of_work(engines: Make) -> None:
+    engine = await ready(engines)
+    pid = await pid_of(engine)
+    readers = [asyncio.create_task(events_of(engine, ask(f"r{n}", 3000))) for n in range(8)]
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(5.0):
+        await engine.close()
+        for events in await asyncio.gather(*readers):
+            assert isinstance(events[-1], Failed)
+            assert events[-1].retryable
+    assert not psutil.pid_exists(pid)
+
+
+async def test_close_while_it_loads(engines: Make) -> None:
+    engine = engines()
+    await engine.start()
+    waiter = asyncio.create_task(engine.wait_ready(20.0))
+    await asyncio.sleep(0.05)
+    pid = await pid_of(engine)
+    await engine.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await waiter
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.crash
+async def test_close_does_not_wait_for_a_frozen_child(engines: Make) -> None:
+    engine = await ready(engines, Supervision(close_grace_s=0.3))
+    pid = await pid_of(engine)
+    os.kill(pid, signal.SIGSTOP)
+    async with asyncio.timeout(5.0):
+        await engine.close()
+    assert not psutil.pid_exists(pid)
+
+
+# ── not coming up ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_wrong_file_is_told_once_and_looked_at_again(engines: Make, tmp_path: Path) -> None:
+    rules = Supervision(config_retry_s=0.3)
+    missing = tmp_path / "no-such.gguf"
+    engine = engines(rules, backend="llama.cpp", path=str(missing))
+    await engine.start()
+    with pytest.raises(EngineConfigError, match=r"no-such\.gguf"):
+        await engine.wait_ready(20.0)
+    assert (await engine.stats()).state is EngineState.FAILED
+    (failed,) = await events_of(engine, ask("r"))
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.retryable) == (FailureCode.ENGINE_DIED, False)
+    await until(lambda: engine._supervisor.n_restarts >= 1)
+    assert (await engine.stats()).state is EngineState.FAILED
+
+
+async def test_settings_that_cannot_work_are_refused_at_start(engines: Make) -> None:
+    engine = engines(n_ctx=0)
+    with pytest.raises(EngineConfigError, match=r"n_ctx"):
+        await engine.start()
+
+
+def program(folder: Path, script: str, interpreter: str = "/bin/sh") -> str:
+    """An executable that is started in place of Python."""
+    path = folder / "not-python"
+    path.write_text(f"#!{interpreter}\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.crash
+async def test_a_child_that_dies_at_once_is_not_started_in_a_hot_loop(
+    engines: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    noise = "head -c 300000 /dev/zero | tr '\\0' 'x' >&2"
+    last = "printf '\\nCUDA error: out of memory\\033[0m\\n' >&2"
+    executable = program(tmp_path, f"{noise}; {last}; kill -ABRT $$")
+    monkeypatch.setattr(sys, "executable", executable)
+    engine = engines(Supervision(backoff_first_s=0.2))
+    await engine.start()
+    await until(lambda: engine._supervisor.n_restarts >= 2)
+    started = time.monotonic()
+    await until(lambda: engine._supervisor.n_restarts >= 3)
+    assert time.monotonic() - started > 0.3, "the waits double"
+    await until(lambda: engine._supervisor.readiness.state is EngineState.RESTARTING)
+    stats = await engine.stats()
+    assert "SIGABRT" in stats.detail
+    assert "CUDA error: out of memory" in stats.detail
+    assert "\x1b" not in stats.detail
+    assert sum(map(len, engine.child_output)) < 30_000
+    with pytest.raises(EngineUnavailable, match="CUDA error"):
+        await engine.wait_ready(0.0)
+
+
+async def test_a_program_that_cannot_be_started(
+    engines: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    engine = engines()
+    await engine.start()
+    await until(lambda: engine._supervisor.readiness.state is EngineState.RESTARTING)
+    assert "could not be started: No such file" in (await engine.stats()).detail
+
+
+@pytest.mark.crash
+async def test_a_child_that_talks_nonsense_is_replaced(
+    engines: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    honest = sys.executable
+    nonsense = program(
+        tmp_path,
+        "import os, sys, time\n"
+        "os.write(int(sys.argv[sys.argv.index('--fd') + 1]), b'A' * 12)\n"
+        "time.sleep(60)",
+        honest,
+    )
+    monkeypatch.setattr(sys, "executable", nonsense)
+    engine = engines()
+    await engine.start()
+    await until(lambda: engine._supervisor.readiness.state is EngineState.RESTARTING)
+    assert "announces" in (await engine.stats()).detail
+    monkeypatch.setattr(sys, "executable", honest)
+    await engine.wait_ready(20.0)
+
+
+# ── with the parent ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+PARENT = """
+import asyncio, sys
+from engine.client import EngineProcess
+from engine.config import EngineConfig
+from engine.types import EngineRequest
+
+async def main():
+    engine = EngineProcess(EngineConfig(**{config!r}))
+    await engine.start()
+    await engine.wait_ready(20.0)
+    stream = engine.submit(EngineRequest(id="r", prompt_tokens=(10, 11, 12), max_new_tokens=3000))
+    await anext(stream)
+    print((await engine.stats()).child_pid, flush=True)
+    {then}
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("end", ["killed", "exits"])
+async def test_the_child_dies_with_its_parent(end: str) -> None:
+    then = "await asyncio.sleep(60)" if end == "killed" else "import os; os._exit(0)"
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PARENT.format(config=SLOW_FAKE, then=then),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    try:
+        lines = [await parent.stdout.readline()]
+        while b"engine_ready" in lines[-1]:
+            lines.append(await parent.stdout.readline())
+        child = int(lines[-1])
+    finally:
+        with suppress(ProcessLookupError):
+            parent.kill()
+    await parent.wait()
+    await until(lambda: not _alive(child), 1.0)
+
+
+def _alive(pid: int) -> bool:
+    """A zombie that nobody has collected yet is dead."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

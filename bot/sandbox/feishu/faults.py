@@ -47,9 +47,11 @@ class Faults:
         self._rules.append(fault)
         return fault
 
-    def refuse(self, api: str, code: int, count: int = 1, *, status: int = 400) -> Fault:
-        """The next `count` calls get this business code."""
-        return self.add(Fault(api, count, status=status, code=code))
+    def refuse(
+        self, api: str, code: int, count: int = 1, *, status: int = 400, msg: str = "injected fault"
+    ) -> Fault:
+        """The next `count` calls get this business code; `msg` may carry a sub-code ("ErrCode: 11310")."""
+        return self.add(Fault(api, count, status=status, code=code, msg=msg))
 
     def rate_limit(self, api: str, count: int = 1, *, reset_s: float = 1.0) -> Fault:
         """The next `count` calls get HTTP 429, 99991400 and x-ogw-ratelimit-reset."""

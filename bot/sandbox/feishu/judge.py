@@ -92,8 +92,8 @@ class Judge:
         found = []
         answers: dict[str, list[Message]] = {}
         for message in self._world.messages.values():
-            if message.sender is self._world.bot and message.parent_id and not message.recalled:
-                answers.setdefault(message.parent_id, []).append(message)
+            if message.answers and not message.recalled:
+                answers.setdefault(message.answers, []).append(message)
         for question_id, messages in answers.items():
             texts = [visible_text(message).strip() for message in messages]
             for i, first in enumerate(texts):

@@ -78,6 +78,7 @@ class Messages:
             if in_thread and not parent.thread_id:
                 parent.thread_id = w.new_thread_id()
             root = parent.root_id or parent.id
+            message.answers = parent.id
             message.thread_id = parent.thread_id
             message.root_id = root
             message.parent_id = root if parent.thread_id else parent.id

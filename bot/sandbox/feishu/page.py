@@ -139,7 +139,10 @@ class Page:
         return _file(request.match_info["path"])
 
     async def _state(self, _: web.Request) -> web.StreamResponse:
-        view = views.state_view(self._sandbox.world, dict(self._sandbox.config.notes))
+        config = self._sandbox.config
+        for card in self._sandbox.world.cards.values():
+            card.expire_streaming(config.clock(), config.limits.streaming_s)
+        view = views.state_view(self._sandbox.world, dict(config.notes))
         # Whoever opens the stream with this id misses nothing that happens in between.
         return web.json_response(view | {"last_event_id": self._hub.last_id}, dumps=_dumps)
 

@@ -65,7 +65,11 @@ class Mention:
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message as the platform holds it. `content` is the parsed content JSON; `card` is set for cards."""
+    """A message as the platform holds it. `content` is the parsed content JSON; `card` is set for cards.
+
+    `answers` is the message the bot named when it replied; `parent_id` says the same, except inside a topic, where the
+    platform names the topic's root for all of them.
+    """
 
     id: str
     chat: Chat
@@ -74,6 +78,7 @@ class Message:
     kind: str
     content: dict[str, Any]
     updated_ms: int = 0
+    answers: str = ""
     parent_id: str = ""
     root_id: str = ""
     thread_id: str = ""
@@ -82,11 +87,6 @@ class Message:
     card: Card | None = None
     mentions: tuple[Mention, ...] = ()
     reactions: list[Reaction] = field(default_factory=list)
-
-    @property
-    def reply_to(self) -> str:
-        """The message it answers, "" when none."""
-        return self.parent_id
 
 
 class World:
@@ -167,7 +167,7 @@ class World:
     def replies_to(self, message: Message) -> Iterator[Message]:
         """The bot's messages that answer this one."""
         for other in self._by_chat[message.chat.id]:
-            if other.sender is self.bot and other.parent_id == message.id:
+            if other.sender is self.bot and other.answers == message.id:
                 yield other
 
 

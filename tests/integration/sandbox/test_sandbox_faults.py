@@ -71,7 +71,9 @@ async def test_a_refused_card_call_changes_nothing(make) -> None:
     sandbox, wire = await make()
     card_id = await wire.new_card()
     sandbox.faults.refuse("card.content", 300120)
+    sandbox.faults.refuse("card.content", 230099, msg="ErrCode: 11310; ErrMsg: card action is lock")
     assert (await wire.content(card_id, "a", 1)).code == 300120
+    assert "ErrCode: 11310" in (await wire.content(card_id, "a", 1)).body["msg"]
     assert (await wire.content(card_id, "a", 1)).code == 0
 
 

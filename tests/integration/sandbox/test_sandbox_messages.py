@@ -369,6 +369,17 @@ async def test_two_answers_to_one_question(make) -> None:
     assert sandbox.violations == []
 
 
+async def test_two_questions_in_one_topic_are_two_questions(make) -> None:
+    sandbox, wire, user, _ = await group(make)
+    topics = sandbox.add_group("t", [user], topic=True)
+    first = await sandbox.say(topics, user, "one")
+    second = await sandbox.say(topics, user, "two", reply_to=first.message)
+    for question, uuid in ((first, "u1"), (second, "u2")):
+        await wire.reply(question.id, "text", {"text": "the same words"}, uuid=uuid)
+    assert [len(sandbox.replies(question)) for question in (first, second)] == [1, 1]
+    assert sandbox.violations == []
+
+
 async def test_unknown_apis_and_content_types(make) -> None:
     sandbox, wire, _, _ = await group(make)
     assert (await wire.call("GET", "/im/v1/nothing")).status == 404

@@ -173,7 +173,7 @@ async def test_a_growing_card_and_its_button(
     stream = await events(browser, newest, last_id="0")
     assert {e["event"] for e in stream} == {"chat", "message", "trace", "reaction"}
     assert [int(e["id"]) for e in stream] == list(range(1, newest + 1))
-    traces = json.dumps([e["data"] for e in stream if e["event"] == "trace"])
+    traces = json.dumps([e["data"] for e in stream if e["event"] == "trace"], ensure_ascii=False)
     assert config.app_secret not in traces
     assert headers["Authorization"].removeprefix("Bearer ") not in traces
     assert "card.content #1 · 7 chars" in traces

@@ -236,7 +236,16 @@ class ChatTemplate:
             prompt = self._last_piece(before, add_generation_prompt=True)
             if prompt and prompt.startswith(footer) and prompt.rstrip() == piece.rstrip():
                 piece = prompt
-        return footer, piece[len(footer) :]
+        return self._at_control_text(footer, piece[len(footer) :])
+
+    def _at_control_text(self, footer: str, header: str) -> tuple[str, str]:
+        """Move a cut that would fall into plain text ("</s>\\n" | "<|user|>\\n" of a model without such a token) back to
+        the last control text: some tokenizers put a space before every text that they are given.
+        """
+        if not header or any(start == 0 for start, _ in self._specials.spans(header)):
+            return footer, header
+        cut = max((end for _, end in self._specials.spans(footer)), default=len(footer))
+        return footer[:cut], footer[cut:] + header
 
     def _plain_text(self, contents: Sequence[tuple[str, str]], add_generation_prompt: bool) -> str:
         return self._with_bos(

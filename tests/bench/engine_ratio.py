@@ -77,10 +77,11 @@ async def through_engine(
             scope=uuid.uuid4().hex,
         )
         async for event in engine.submit(request):
-            if isinstance(event, Failed):
-                raise RuntimeError(event.message)
-            if isinstance(event, Finished):
-                return event.usage.n_generated
+            match event:
+                case Failed():
+                    raise RuntimeError(event.message)
+                case Finished():
+                    return event.usage.n_generated
         raise RuntimeError("a reply ended without a terminal event")
 
     begun = time.perf_counter()

@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from engine.backends.base import make_backend
@@ -59,7 +60,7 @@ def render_milliseconds() -> dict[str, float]:
                 for i in range(n_messages)
             ]
             n_tokens = template.render(messages, add_generation_prompt=True).n_tokens
-            took_s = _median_s(lambda m=messages: template.render(m, add_generation_prompt=True))
+            took_s = _median_s(partial(template.render, messages, add_generation_prompt=True))
             figures[f"{n_messages} messages, {n_tokens} tokens"] = round(took_s * 1000, 2)
         return figures
     finally:

@@ -112,6 +112,13 @@ MODELS = {
         bos="<｜begin▁of▁sentence｜>",
         add_bos=True,
     ),
+    "zephyr": Model(  # the marks of the roles are no control tokens
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+        ("<s>", "</s>"),
+        bos="<s>",
+        add_bos=True,
+    ),
     "vicuna": Model(  # not one control token around the turns
         "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} {% elif m.role == 'user' %}"
         "USER: {{ m.content }} {% else %}ASSISTANT: {{ m.content }}</s>{% endif %}{% endfor %}"
@@ -137,9 +144,11 @@ class ToyTokenizer:
     words: list[str] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
     calls: int = 0
+    runs: list[str] = field(default_factory=list)
 
     def tokenize(self, text: str, parse_special: bool) -> list[int]:
         self.calls += 1
+        self.runs.append(text)
         parts = [text]
         if parse_special:
             longest_first = sorted(self.specials, key=len, reverse=True)
@@ -356,6 +365,21 @@ def test_usual_messages_are_tokenized_in_one_run_each():
     toy.calls = 0
     ask(template, *messages)
     assert toy.calls <= 6
+
+
+def test_runs_are_cut_at_control_texts_and_not_in_plain_text():
+    template, toy = load("zephyr")
+    messages = [say(U, "a"), say(A, "b", (0,)), say(U, "c")]
+    ask(template, *messages)
+    toy.runs.clear()
+    ask(template, *messages)
+    assert toy.runs == [
+        "<s><|user|>\na</s>",
+        "\n<|assistant|>\n",
+        "</s>",
+        "\n<|user|>\nc</s>",
+        "\n<|assistant|>\n",
+    ]
 
 
 def test_a_reply_without_ids_loses_its_thinking():

@@ -35,10 +35,13 @@ _POLL_S = 0.25
 class FeishuSandbox:
     """Feishu, strict, on 127.0.0.1. Owns its server, its session and every part below it. Use on one event loop."""
 
-    def __init__(self, config: SandboxConfig | None = None) -> None:
+    def __init__(
+        self, config: SandboxConfig | None = None, *, faults: Faults | None = None
+    ) -> None:
+        """`faults` may be a subclass that does more than answer (kill the service in the middle of a call)."""
         self.config = config or SandboxConfig()
         self.world = World(self.config.clock, self.config.bot_name, self.config.tenant_key)
-        self.faults = Faults()
+        self.faults = faults or Faults()
         self.records = Records(self.config.keep_calls)
         self.tokens = Tokens(self.config)
         self.judge = Judge(self.config, self.world)

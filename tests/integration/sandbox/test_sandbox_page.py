@@ -11,13 +11,14 @@ import aiohttp
 import aiohttp.web
 import pytest
 
-from bot.sandbox.app import Stage, build_stage
-from bot.sandbox.feishu import SandboxConfig
+from bot.sandbox import FeishuSandbox, SandboxConfig, Stage, build_stage, stage_config
 
 
 @pytest.fixture
 async def stage(hook: Any) -> AsyncIterator[Stage]:
-    found = build_stage(notes={"model": "demo"}, page_hosts=("demo.lan:1",))
+    found = build_stage(
+        FeishuSandbox(stage_config(notes={"model": "demo"}, page_hosts=("demo.lan:1",)))
+    )
     await found.sandbox.start()
     found.sandbox.subscribe(hook.url)
     yield found
@@ -276,7 +277,7 @@ async def test_without_the_page_there_is_only_the_api(make: Any) -> None:
         assert response.status == 404
 
 
-async def test_every_stage_has_its_own_secrets() -> None:
-    one, two = build_stage(), build_stage()
-    assert one.sandbox.config.app_secret != two.sandbox.config.app_secret
-    assert one.sandbox.config.encrypt_key != SandboxConfig().encrypt_key
+def test_every_stage_has_its_own_secrets() -> None:
+    one, two = stage_config(), stage_config()
+    assert one.app_secret != two.app_secret
+    assert one.encrypt_key not in {two.encrypt_key, SandboxConfig().encrypt_key}

@@ -1,0 +1,569 @@
+"""The engine's loop: who has a sequence, what is decoded next, and what becomes of the result.
+
+`step()` is four words: admit, plan, decode, apply. Commands (`submit`, `cancel`, `warm`, `forget`) are plain calls between
+steps. Everything runs on one thread and nothing here sleeps or waits: the worker owns the thread and the waiting.
+
+Promises:
+- every accepted request gets exactly one terminal event, whatever happens;
+- a running reply is never given up because the cache is full: cells for prompt + reply are reserved before it starts, and
+  who finds none waits (only background work is displaced, and goes on later);
+- a failed decode fails the requests that were in that batch and no others;
+- KV never crosses scopes (`engine.kv.pool`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from engine.backends.base import Backend, BatchPart, DecodeFailed, DecodeStatus
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.job import Job
+from engine.kv.pool import SequencePool
+from engine.scheduler import Need, PrefillPace, WaitLine, plan_batch
+from engine.types import (
+    Delta,
+    EngineEvent,
+    EngineRequest,
+    EngineState,
+    EngineStats,
+    Failed,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Progress,
+    Queued,
+    Started,
+)
+
+_log = structlog.get_logger()
+
+PROGRESS_EVERY_S = 0.25
+MIN_PREFIX_TOKENS = 8
+MAX_WARM_UPS = 64
+MAX_FAILED_BATCHES = 3
+_FIRST_GUESS_SERVICE_S = 10.0
+
+
+class Core:
+    """Single-threaded owner of all jobs and, through its pool, of all sequences and KV. Does not own the backend's life."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: EngineConfig,
+        emit: Callable[[EngineEvent], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._config = config
+        self._emit = emit
+        self._clock = clock
+        self._n_parallel = min(config.n_parallel, backend.n_outputs_max)
+        self._pool = SequencePool(backend)
+        self._line = WaitLine()
+        self._pace = PrefillPace(backend.n_batch)
+        self._waiting: dict[str, Job] = {}
+        self._running: dict[str, Job] = {}
+        self._line_changed = False
+        self._service_s = _FIRST_GUESS_SERVICE_S
+        self._n_failed_batches = 0
+        self._n_prompt_tokens = 0
+        self._n_generated_tokens = 0
+        self._n_steps = 0
+        self._decode_s = 0.0
+        self._python_s = 0.0
+
+    # Commands.
+
+    def submit(self, request: EngineRequest) -> None:
+        """Accept a request (Queued) or refuse it (Failed). An id that is open already is ignored."""
+        if request.id in self._waiting or request.id in self._running:
+            _log.error("duplicate_request_ignored", request_id=request.id)
+            return
+        refusal = self._refusal(request)
+        if refusal is not None:
+            self._emit(refusal)
+            return
+        n_limit = min(self._backend.n_ctx_seq, len(request.prompt_tokens) + request.max_new_tokens)
+        tokens = [*request.prompt_tokens, *request.generated_tokens][: self._backend.n_ctx_seq]
+        job = Job(request.id, request, False, tokens, n_limit, self._clock())
+        self._enqueue(job, request.owner)
+        self._tell_places()
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now; its sequence is free before the next step. Unknown ids are ignored."""
+        job = self._waiting.get(request_id) or self._running.get(request_id)
+        if job is not None and not job.is_warm:
+            self._finish(job, FinishReason.CANCELLED)
+
+    def warm(self, cache_key: str, scope: str, tokens: Sequence[int]) -> None:
+        """Compute `tokens` for a conversation when nobody else needs the engine. Says nothing when it is done or dropped."""
+        job_id = f"\0warm\0{scope}\0{cache_key}"
+        older = self._waiting.get(job_id) or self._running.get(job_id)
+        if older is not None:
+            self._remove(older, keep=True)
+        wanted = EngineRequest(
+            id=job_id, prompt_tokens=tuple(tokens), cache_key=cache_key, scope=scope
+        )
+        n_warm = sum(job.is_warm for job in self._waiting.values())
+        if self._refusal_of_tokens(wanted) or not cache_key or n_warm >= MAX_WARM_UPS:
+            _log.info("warm_up_dropped", n_tokens=len(tokens), n_waiting=n_warm)
+            return
+        self._enqueue(Job(job_id, wanted, True, list(tokens), len(tokens), self._clock()), "")
+
+    def forget(self, cache_key: str) -> None:
+        """Drop every copy of a conversation's KV; a reply that is running for it goes on and leaves nothing behind."""
+        self._pool.forget(cache_key)
+        for job in [*self._waiting.values(), *self._running.values()]:
+            if job.request.cache_key != cache_key:
+                continue
+            job.forgotten = True
+            if job.is_warm:
+                self._remove(job, keep=False)
+
+    def fail_all(self, code: FailureCode, message: str) -> None:
+        """End every open request as retryable."""
+        for job in [*self._waiting.values(), *self._running.values()]:
+            self._fail(job, code, message, retryable=True)
+
+    def close(self) -> None:
+        """End every open request and free what belongs to it. The backend is its creator's to close."""
+        self.fail_all(FailureCode.ENGINE_DIED, "the engine is shutting down")
+
+    # Questions.
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` may have something to do."""
+        return bool(self._waiting or self._running)
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and the state now. Warm-ups are not counted as requests."""
+        return EngineStats(
+            state=EngineState.READY,
+            n_running=self._n_replies,
+            n_waiting=self._n_waiting,
+            kv_cells_used=self._pool.n_cells_used,
+            kv_cells_total=self._backend.n_cells,
+            n_sequences_kept=self._pool.n_idle,
+            decoded_prompt_tokens_total=self._n_prompt_tokens,
+            decoded_generated_tokens_total=self._n_generated_tokens,
+            steps_total=self._n_steps,
+            step_decode_s=self._decode_s,
+            step_python_s=self._python_s,
+        )
+
+    @property
+    def _n_waiting(self) -> int:
+        return sum(not job.is_warm for job in self._waiting.values())
+
+    @property
+    def _n_replies(self) -> int:
+        return sum(not job.is_warm for job in self._running.values())
+
+    # The step.
+
+    def step(self) -> bool:
+        """One engine step. False when nothing could be done. Raises EngineError when the backend fails again and again."""
+        started = self._clock()
+        decode_s_before = self._decode_s
+        self._expire()
+        n_admitted = self._admit()
+        self._bind_prefixes()
+        planned = self._plan()
+        self._tell_places()
+        if planned:
+            self._compute(planned)
+            self._n_steps += 1
+        self._python_s += self._clock() - started - (self._decode_s - decode_s_before)
+        return bool(planned or n_admitted)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for job in list(self._waiting.values()):
+            deadline_s = job.request.deadline_s
+            if deadline_s > 0 and not job.started and now - job.submitted_at > deadline_s:
+                message = f"the request waited longer than its deadline of {deadline_s:g} s"
+                self._fail(job, FailureCode.DEADLINE, message, retryable=False)
+
+    # Admit.
+
+    def _admit(self) -> int:
+        """Give sequences to those in front, strictly in order: a big request is never overtaken for ever by small ones."""
+        n_admitted = 0
+        while (head := self._line.head()) is not None:
+            job = self._waiting[head]
+            if not self._make_room(job):
+                break
+            n_admitted += 1
+        return n_admitted
+
+    def _make_room(self, job: Job) -> bool:
+        """Start a job, displacing background work where that is what it takes. False = it must wait."""
+        if job.is_warm:
+            if any(other.is_warm for other in self._running.values()):
+                return False
+            if self._pool.trim_idle(job.request.scope, job.request.cache_key, job.tokens):
+                self._remove(job, keep=True)
+                return True
+        elif self._ends_at_once(job):
+            return True
+        else:
+            self._stop_warm_up_of(job)
+        while not self._try_start(job):
+            victim = self._victim_for(job)
+            if victim is None:
+                return False
+            self._displace(victim)
+        return True
+
+    def _try_start(self, job: Job) -> bool:
+        if not job.is_warm and self._n_replies >= self._n_parallel:
+            return False
+        request = job.request
+        seq = self._pool.take(request.scope, request.cache_key, job.tokens, job.n_limit)
+        if seq is None:
+            return False
+        del self._waiting[job.id]
+        job.ticket = self._line.admit(job.id)
+        self._running[job.id] = job
+        self._line_changed = True
+        job.seq = seq
+        job.admitted_at = job.admitted_at or self._clock()
+        if job.sampler is None and not job.is_warm:
+            job.sampler = self._backend.new_sampler(request.sampling, request.generated_tokens)
+        self._choose_prefix_role(job)
+        if not job.awaits_prefix:
+            self._tell_started(job)
+        return True
+
+    def _ends_at_once(self, job: Job) -> bool:
+        """Whether the given ids were a whole reply already; then it is finished here."""
+        if job.text is not None:
+            return False
+        if job.open_reply(self._backend):
+            reason = FinishReason.STOP
+        elif len(job.tokens) >= job.n_limit:
+            reason = FinishReason.LENGTH
+        else:
+            return False
+        self._finish(job, reason)
+        return True
+
+    def _stop_warm_up_of(self, job: Job) -> None:
+        """A question for a conversation that is being warmed takes over what is warm by now."""
+        warm = self._running.get(f"\0warm\0{job.request.scope}\0{job.request.cache_key}")
+        if warm is not None:
+            self._remove(warm, keep=True)
+
+    def _victim_for(self, job: Job) -> Job | None:
+        """Background work that is less important than `job`, the least important and newest first."""
+        needs_slot = not job.is_warm and self._n_replies >= self._n_parallel
+        less = [
+            other
+            for other in self._running.values()
+            if other.in_background
+            and other.priority > job.priority
+            and not (needs_slot and other.is_warm)
+        ]
+        return max(less, key=lambda other: (other.priority, other.admitted_at), default=None)
+
+    def _displace(self, job: Job) -> None:
+        """Back to its place in the line; what is computed stays as an idle sequence as long as nobody needs the room."""
+        self._leave_sequence(job, keep=True)
+        del self._running[job.id]
+        self._waiting[job.id] = job
+        if job.ticket is not None:
+            self._line.put_back(job.ticket)
+        self._line_changed = True
+
+    # Shared prefixes: computed once per scope, by whoever comes first; the others wait for it, then share its cells.
+
+    def _choose_prefix_role(self, job: Job) -> None:
+        n_prefix = job.request.n_shared_prefix
+        if not MIN_PREFIX_TOKENS <= n_prefix < len(job.tokens):
+            return
+        if self._pool.has_prefix(job.request.scope, job.prefix):
+            return
+        if job.n_computed < n_prefix and self._builder_of(job) is not None:
+            job.awaits_prefix = job.n_computed == 0
+        else:
+            job.builds_prefix = True
+
+    def _builder_of(self, job: Job) -> Job | None:
+        return next(
+            (
+                other
+                for other in self._running.values()
+                if other.builds_prefix
+                and other.request.scope == job.request.scope
+                and other.prefix == job.prefix
+            ),
+            None,
+        )
+
+    def _bind_prefixes(self) -> None:
+        """Publish prefixes that are complete, and let those that waited for one go on."""
+        for job in self._running.values():
+            if job.builds_prefix and job.n_computed >= job.request.n_shared_prefix and job.seq:
+                job.builds_prefix = False
+                self._pool.publish_prefix(job.seq, job.request.n_shared_prefix)
+        for job in self._running.values():
+            if job.awaits_prefix and self._builder_of(job) is None and job.seq:
+                job.awaits_prefix = False
+                self._pool.adopt_prefix(job.seq, job.tokens)
+                if job.n_computed == 0:
+                    # Its builder was cancelled, or no place was left to keep the prefix.
+                    job.builds_prefix = True
+                self._tell_started(job)
+
+    # Plan and decode.
+
+    def _plan(self) -> list[tuple[Job, BatchPart]]:
+        needs = []
+        for job in self._running.values():
+            n_tokens = job.n_to_compute
+            if job.builds_prefix:
+                # A recurrent state can only be copied whole: stop exactly behind the prefix.
+                n_tokens = min(n_tokens, job.request.n_shared_prefix - job.n_computed)
+            if not job.awaits_prefix and n_tokens > 0:
+                needs.append(Need(job.id, n_tokens, job.in_reply, job.priority))
+        n_prefill = self._pace.budget(replies_running=any(need.is_reply for need in needs))
+        grants = plan_batch(needs, n_batch=self._backend.n_batch, n_prefill=n_prefill)
+        return [self._part(self._running[grant.id], grant.n_tokens) for grant in grants]
+
+    @staticmethod
+    def _part(job: Job, n_tokens: int) -> tuple[Job, BatchPart]:
+        if job.seq is None:
+            raise EngineError(f"request {job.id} runs without a sequence")
+        start = job.n_computed
+        tokens = job.tokens[start : start + n_tokens]
+        wants_output = not job.is_warm and start + n_tokens == len(job.tokens)
+        return job, BatchPart(job.seq.id, start, tokens, wants_output)
+
+    def _compute(self, planned: list[tuple[Job, BatchPart]]) -> None:
+        started = self._clock()
+        try:
+            planned = self._decode(planned)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it was in this batch
+            self._fail_batch(planned, error)
+            return
+        elapsed_s = self._clock() - started
+        self._decode_s += elapsed_s
+        self._n_failed_batches = 0
+        n_replies = sum(job.in_reply for job, _ in planned)
+        n_tokens = sum(len(part.tokens) for _, part in planned)
+        self._pace.observe(n_replies=n_replies, n_prefill=n_tokens - n_replies, elapsed_s=elapsed_s)
+        for index, (job, part) in enumerate(planned):
+            try:
+                self._apply(index, job, part)
+            except Exception as error:  # noqa: BLE001 - one broken reply must not end the others
+                _log.exception("reply_failed", request_id=job.id)
+                message = f"the reply could not be continued: {type(error).__name__}: {error}"
+                self._fail(job, FailureCode.DECODE, message, retryable=True)
+
+    def _decode(self, planned: list[tuple[Job, BatchPart]]) -> list[tuple[Job, BatchPart]]:
+        """Decode; without room for it, throw out idle sequences, then halve the batch. Returns what was decoded."""
+        while self._backend.decode([part for _, part in planned]) is DecodeStatus.NO_SLOT:
+            if self._pool.evict_one():
+                continue
+            n_tokens = sum(len(part.tokens) for _, part in planned)
+            _log.warning("batch_halved", n_tokens=n_tokens, n_cells_used=self._pool.n_cells_used)
+            if n_tokens == 1:
+                raise DecodeFailed("the cache has no cell left for a single token")
+            planned = self._first_tokens(planned, n_tokens // 2)
+        return planned
+
+    def _first_tokens(
+        self, planned: list[tuple[Job, BatchPart]], n_tokens: int
+    ) -> list[tuple[Job, BatchPart]]:
+        kept = []
+        for job, part in planned:
+            if n_tokens > 0:
+                kept.append(self._part(job, min(n_tokens, len(part.tokens))))
+            n_tokens -= len(part.tokens)
+        return kept
+
+    def _fail_batch(self, planned: list[tuple[Job, BatchPart]], error: Exception) -> None:
+        _log.error("batch_failed", n_requests=len(planned), error=repr(error))
+        for job, _ in planned:
+            job.forgotten = True  # nobody knows what its cells hold now
+            self._fail(
+                job, FailureCode.DECODE, f"the model failed on this batch: {error}", retryable=True
+            )
+        self._n_failed_batches += 1
+        if self._n_failed_batches >= MAX_FAILED_BATCHES:
+            raise EngineError(
+                f"{MAX_FAILED_BATCHES} batches in a row failed; the last one: {error}"
+            ) from error
+
+    # Apply.
+
+    def _apply(self, index: int, job: Job, part: BatchPart) -> None:
+        if job.seq is None:
+            return
+        self._pool.extend(job.seq, part.tokens)
+        self._n_prompt_tokens += max(0, min(job.n_computed, job.n_given) - part.start)
+        if job.is_warm:
+            if job.n_to_compute == 0:
+                self._remove(job, keep=True)
+        elif part.wants_output and job.sampler is not None:
+            self._add_token(job, self._backend.sample(index, job.sampler))
+        else:
+            self._tell_progress(job)
+
+    def _add_token(self, job: Job, token: int) -> None:
+        job.first_token_at = job.first_token_at or self._clock()
+        job.tokens.append(token)
+        job.new_ids.append(token)
+        self._n_generated_tokens += 1
+        if self._backend.is_eog(token):
+            self._finish(job, FinishReason.STOP)
+            return
+        piece = job.text.push(token) if job.text else None
+        text, thinking = (piece.text, piece.thinking) if piece else ("", "")
+        if piece and piece.stopped:
+            self._finish(job, FinishReason.STOP, text, thinking)
+        elif len(job.tokens) >= job.n_limit:
+            self._finish(job, FinishReason.LENGTH, text, thinking)
+        else:
+            self._tell_delta(job, text, thinking)
+
+    # Ends.
+
+    def _finish(self, job: Job, reason: FinishReason, text: str = "", thinking: str = "") -> None:
+        """The one way to a good end: what was held back comes out, then the terminal event."""
+        answer_start = n_answer = 0
+        if job.text is not None:
+            rest = job.text.finish()
+            self._tell_delta(job, text + rest.text, thinking + rest.thinking)
+            answer_start, n_answer = job.text.answer_start, job.text.n_answer
+        now = self._clock()
+        if job.admitted_at and reason is not FinishReason.CANCELLED:
+            self._service_s += 0.1 * (now - job.admitted_at - self._service_s)
+        self._remove(job, keep=True)
+        self._emit(
+            Finished(
+                request_id=job.id,
+                reason=reason,
+                usage=job.usage(now),
+                answer_start=answer_start,
+                n_answer=n_answer,
+            )
+        )
+
+    def _fail(self, job: Job, code: FailureCode, message: str, *, retryable: bool) -> None:
+        """The one way to a bad end. Warm-ups have nobody to tell."""
+        self._remove(job, keep=False)
+        if not job.is_warm:
+            self._emit(Failed(request_id=job.id, code=code, retryable=retryable, message=message))
+
+    def _remove(self, job: Job, *, keep: bool) -> None:
+        """Take a job out of everything; a second call does nothing."""
+        self._leave_sequence(job, keep=keep)
+        if job.sampler is not None:
+            job.sampler.close()
+            job.sampler = None
+        self._line.remove(job.id)
+        self._waiting.pop(job.id, None)
+        self._running.pop(job.id, None)
+        self._line_changed = True
+
+    def _leave_sequence(self, job: Job, *, keep: bool) -> None:
+        if job.seq is not None:
+            self._pool.release(job.seq, keep=keep and not job.forgotten)
+            job.seq = None
+        job.builds_prefix = job.awaits_prefix = False
+
+    # The line.
+
+    def _enqueue(self, job: Job, owner: str) -> None:
+        self._waiting[job.id] = job
+        self._line.push(job.id, owner, job.priority)
+        self._line_changed = True
+
+    def _refusal(self, request: EngineRequest) -> Failed | None:
+        refusal = self._refusal_of_tokens(request)
+        if refusal is not None:
+            return refusal
+        if request.max_new_tokens < 1:
+            return _bad(request, "max_new_tokens must be at least 1")
+        crowded = (
+            request.owner
+            and self._line.n_of_owner(request.owner) >= self._config.max_waiting_per_owner
+        )
+        n_waiting = self._n_waiting
+        if not crowded and n_waiting < self._config.max_waiting:
+            return None
+        wait_s = self._service_s * (n_waiting + 1) / self._n_parallel
+        return Failed(
+            request_id=request.id,
+            code=FailureCode.BUSY,
+            retryable=True,
+            message="too many requests of one owner wait" if crowded else "the queue is full",
+            retry_after_s=min(max(wait_s, 1.0), 300.0),
+        )
+
+    def _refusal_of_tokens(self, request: EngineRequest) -> Failed | None:
+        n_prompt = len(request.prompt_tokens)
+        window = self._backend.n_ctx_seq
+        if n_prompt == 0:
+            return _bad(request, "the prompt is empty")
+        tokens = (*request.prompt_tokens, *request.generated_tokens)
+        if min(tokens) < 0 or max(tokens) >= self._backend.n_vocab:
+            return _bad(request, "the prompt holds token ids that this model does not have")
+        if n_prompt + 1 > window:
+            return Failed(
+                request_id=request.id,
+                code=FailureCode.TOO_LONG,
+                retryable=False,
+                message=f"the prompt has {n_prompt} tokens; one conversation has {window} with its reply",
+            )
+        return None
+
+    # Events.
+
+    def _tell_places(self) -> None:
+        """Queued for everyone whose place has changed."""
+        if not self._line_changed:
+            return
+        self._line_changed = False
+        for place, request_id in enumerate(self._line.order(), start=1):
+            job = self._waiting[request_id]
+            if job.place != place and not job.is_warm and not job.started:
+                job.place = place
+                self._emit(Queued(request_id=request_id, place=place))
+
+    def _tell_started(self, job: Job) -> None:
+        if job.started or job.is_warm:
+            return
+        job.started = True
+        job.n_cached = job.n_computed
+        job.told_progress_at = self._clock()
+        self._emit(Started(request_id=job.id, cached_tokens=job.n_cached))
+
+    def _tell_progress(self, job: Job) -> None:
+        now = self._clock()
+        if now - job.told_progress_at >= PROGRESS_EVERY_S:
+            job.told_progress_at = now
+            self._emit(
+                Progress(
+                    request_id=job.id, done_tokens=job.n_computed, total_tokens=len(job.tokens)
+                )
+            )
+
+    def _tell_delta(self, job: Job, text: str, thinking: str) -> None:
+        if job.new_ids or text or thinking:
+            ids = tuple(job.new_ids)
+            job.new_ids.clear()
+            self._emit(Delta(request_id=job.id, token_ids=ids, text=text, thinking=thinking))
+
+
+def _bad(request: EngineRequest, message: str) -> Failed:
+    return Failed(
+        request_id=request.id, code=FailureCode.BAD_REQUEST, retryable=False, message=message
+    )

@@ -1,0 +1,107 @@
+"""One request inside the core: its tokens, its text and its times. No decisions; the core makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.backends.base import Backend, Sampler
+from engine.kv.pool import Seq
+from engine.scheduler import Ticket
+from engine.text.output import ReplyText
+from engine.types import EngineRequest, Priority, Usage
+
+# Warm-ups come after everything that somebody waits for.
+WARM_PRIORITY = Priority.BACKGROUND + 10
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request or a warm-up. Owned by the core; used by its thread only. Times are the core's clock.
+
+    `tokens` is the prompt and all ids of the reply so far, given and sampled; `n_limit` is how long it may become.
+    The sequence holds a beginning of it: what is missing there is what there is to compute.
+    """
+
+    id: str
+    request: EngineRequest
+    is_warm: bool
+    tokens: list[int]
+    n_limit: int
+    submitted_at: float
+    place: int = 0
+    ticket: Ticket | None = None
+    seq: Seq | None = None
+    sampler: Sampler | None = None
+    text: ReplyText | None = None
+    # The shared prefix that it computes for others too, or that it waits for because another job is computing it.
+    builds_prefix: bool = False
+    awaits_prefix: bool = False
+    forgotten: bool = False
+    started: bool = False
+    n_cached: int = 0
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    told_progress_at: float = 0.0
+    new_ids: list[int] = field(default_factory=list)
+
+    @property
+    def priority(self) -> int:
+        return WARM_PRIORITY if self.is_warm else self.request.priority
+
+    @property
+    def in_background(self) -> bool:
+        """Nobody waits for it: it may be displaced."""
+        return self.priority >= Priority.BACKGROUND
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.prompt_tokens)
+
+    @property
+    def n_given(self) -> int:
+        """Tokens that came with the request; all behind them were sampled here."""
+        return self.n_prompt + len(self.request.generated_tokens)
+
+    @property
+    def n_reply(self) -> int:
+        """Ids of the reply, given ones included."""
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_computed(self) -> int:
+        return len(self.seq.tokens) if self.seq else 0
+
+    @property
+    def n_to_compute(self) -> int:
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def prefix(self) -> list[int]:
+        """The tokens at the start of the prompt that other conversations of the scope share."""
+        return self.tokens[: self.request.n_shared_prefix]
+
+    @property
+    def in_reply(self) -> bool:
+        """The next token of the reply is all that is missing."""
+        return self.first_token_at > 0 and self.n_to_compute == 1
+
+    def open_reply(self, backend: Backend) -> bool:
+        """Prepare the text and replay the given ids silently. True when they end the reply already."""
+        self.text = ReplyText(backend.token_bytes, self.request.stop, self.request.thinking_open)
+        for token in self.request.generated_tokens:
+            if backend.is_eog(token) or self.text.push(token).stopped:
+                return True
+        return False
+
+    def usage(self, now: float) -> Usage:
+        """What it cost so far."""
+        admitted = self.admitted_at or now
+        first = self.first_token_at or now
+        return Usage(
+            n_prompt=self.n_prompt,
+            n_cached=min(self.n_cached, self.n_prompt),
+            n_generated=self.n_reply,
+            queue_s=admitted - self.submitted_at,
+            prefill_s=first - admitted if self.admitted_at else 0.0,
+            decode_s=now - first,
+        )

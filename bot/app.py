@@ -9,23 +9,24 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import structlog
-from engine.client import open_engine
 from prometheus_client import CollectorRegistry
 
+from bot.budgets import FileBudgets
 from bot.config import Config, LlamaModelConfig, ModelConfig
 from bot.errors import ConfigError
 from bot.platforms.base import PlatformAdapter
-from bot.platforms.budget import MemoryBudget
 from bot.platforms.feishu import open_adapter
 from bot.platforms.http import SharedHttp
-from bot.service import Service
+from bot.service.app import Service
 from bot.store import Store
 from bot.web.ops import OpsHandler
 from bot.web.server import WebServer, build_app
 from bot.web.webhook import WebhookHandler
+from engine.client import open_engine
 from engine.config import EngineConfig, OpenAISettings
 from engine.face import Engine
 from engine.types import EngineState
@@ -77,6 +78,12 @@ def store_url(config: Config) -> str:
     return f"{scheme}///{config.path(path)}"
 
 
+def state_folder(config: Config) -> Path:
+    """Where small files beside the database live: the SQLite file's folder, else `data` beside the config."""
+    url = store_url(config)
+    return Path(url.partition("///")[2]).parent if url.startswith("sqlite") else config.path("data")
+
+
 class Hearth:
     """A running Hearth. `start` opens everything in order; `close` ends it in reverse, letting replies reach a safe point."""
 
@@ -117,9 +124,13 @@ class Hearth:
             await engine.start()
         await self.http.start()
         self._stack.push_async_callback(self.http.close)
+        budgets = FileBudgets(state_folder(self.config))
+        self._stack.callback(budgets.save)
+        budgets = FileBudgets(state_folder(self.config))
+        self._stack.callback(budgets.save)
         for name, bot in self.config.bots.items():
             self.adapters[name] = open_adapter(
-                name, bot, self.http, MemoryBudget(bot.monthly_calls)
+                name, bot, self.http, budgets.open(bot.app_id, bot.monthly_calls)
             )
         for adapter in self.adapters.values():
             self._stack.push_async_callback(adapter.close)
@@ -128,7 +139,7 @@ class Hearth:
             self.config, self.store, self.adapters, self.engines, registry=self.registry
         )
         self.service = service
-        self._stack.push_async_callback(service.close)
+        self._stack.push_async_callback(service.close, self.config.server.shutdown_s)
         await service.start()
         if listen:
             await self._listen(service)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import sys
 import tempfile
@@ -19,7 +18,8 @@ from bot.cli.serve import stop_on_signals
 from bot.config import Config, parse_config
 from bot.errors import ConfigError
 from bot.logs import set_up_logging
-from bot.sandbox import FeishuSandbox, SandboxConfig, build_stage
+from bot.sandbox.app import build_stage, stage_config
+from bot.sandbox.feishu import FeishuSandbox, SandboxConfig
 
 FIRST_PORT = 8080
 PORTS_TO_TRY = 20
@@ -130,14 +130,7 @@ async def run_demo(options: DemoOptions) -> None:
 
 async def _run_in(options: DemoOptions, folder: Path, port: int) -> None:
     stop = stop_on_signals()
-    settings = SandboxConfig(
-        app_id=f"cli_{secrets.token_hex(8)}",
-        app_secret=secrets.token_urlsafe(24),
-        encrypt_key=secrets.token_urlsafe(24),
-        verification_token=secrets.token_urlsafe(24),
-        notes=page_notes(options),
-        page=True,
-    )
+    settings = stage_config(notes=page_notes(options))
     sandbox = FeishuSandbox(settings)
     build_stage(sandbox)
     await sandbox.start("127.0.0.1", port)

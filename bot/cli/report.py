@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bot.config import Config, FeishuBotConfig, LlamaModelConfig
+from bot.config import Config, LlamaModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _bots(config: Config) -> Iterator[Finding]:
             "no bot is configured: add a [bots.<name>] table (config.example.toml shows one)",
         )
     for name, bot in config.bots.items():
-        if isinstance(bot, FeishuBotConfig) and bot.mode == "websocket":
+        if bot.mode == "websocket":
             yield Finding(
                 "error",
                 f"bots.{name}.mode",
@@ -134,8 +134,9 @@ def start_block(config: Config, url: str) -> str:
         lines.append(
             f"  bot        {name} ({bot.platform}, {bot.app_id}): paste {base}/webhook/{name} into the console, for events and for callbacks"
         )
-    for finding in findings(config):
-        lines.append(f"  {finding.level:<10} {finding.where}: {finding.text}")
+    lines += [
+        f"  {finding.level:<10} {finding.where}: {finding.text}" for finding in findings(config)
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -90,14 +90,14 @@ class SharedHttp:
 
     async def exchange(self, request: HttpRequest) -> HttpAnswer:
         """Make a call. Raises RetryLater when it certainly did not arrive, Ambiguous when it may have."""
-        where = f"{request.method} {urlsplit(request.url).path}"
+        where = f"{request.method} {request.url.partition('?')[0]}"
         try:
             return await self._move(request)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise RetryLater(f"{where}: no connection ({type(error).__name__})") from None
         except TimeoutError:
             raise Ambiguous(f"{where}: no answer within {request.timeout_s:g} s") from None
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+        except ValueError:  # aiohttp.InvalidURL is one, too
             raise GiveUp(f"{where}: the address is not a valid URL") from None
         except (aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError):
             raise RetryLater(f"{where}: the proxy refused the connection") from None

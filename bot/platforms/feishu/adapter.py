@@ -14,7 +14,7 @@ import structlog
 
 from bot.config import FeishuBotConfig
 from bot.domain.types import ReplyTarget
-from bot.errors import PlatformError, RetryLater
+from bot.errors import Ambiguous, PlatformError, RetryLater
 from bot.platforms.base import PartLedger, Received, ReplyDriver, WebhookReply, WebhookRequest
 from bot.platforms.budget import CallBudget
 from bot.platforms.feishu.api import FeishuApi
@@ -141,8 +141,8 @@ class FeishuAdapter:
         for pause_s in (0.5, 2.0, 0.0):
             try:
                 await self.api.remove_reaction(target.reply_to, token)
-            except RetryLater as error:
-                await asyncio.sleep(max(pause_s, min(error.after_s, 5.0)) if pause_s else 0.0)
+            except (RetryLater, Ambiguous):
+                await asyncio.sleep(pause_s)
             except PlatformError as error:
                 log.debug("feishu_reaction_not_removed", bot=self.name, code=error.code)
                 return

@@ -63,30 +63,34 @@ class CardKitCard(Surface):
 
     async def _open(self, face: Face, *, closing: bool) -> None:
         """The first sight. With an entity made ahead (or by an earlier process) one round trip shows the text."""
-        if self.part.state is PartState.PLANNED and self.part.remote_id and self._too_old():
+        if self._prepared_too_long_ago():
             self._forget_entity()
-        if not self.part.remote_id:
+        made_now = not self.part.remote_id
+        if made_now:
             await self._create(face, closing=closing)
+        if made_now or is_repeat(self.part):
             before = await self._begin(face, opened_at=self._streaming_since)
-            sent: str | BaseException = await self._deliver("interactive", self._by_id())
-            put: BaseException | None = None
+            await self._sent(before, await self._deliver("interactive", self._by_id()), face)
+            done = made_now
         else:
-            before = await self._begin(
-                face, opened_at=self._streaming_since, sequence=self.part.sequence + 1
-            )
-            whole = self._whole(face, closing=closing)
-            sent, put = await asyncio.gather(
-                self._deliver("interactive", self._by_id()),
-                self._attempt(
-                    self.context.api.put_card(self.part.remote_id, whole, self.part.sequence)
-                ),
-            )
-        await self._sent(before, sent, face)
-        if put is None:
+            done = await self._send_and_put(face, closing=closing)
+        if done:
             self._note(face, closing=closing)
         else:
             self.shown = self.buttons = None
             await self._put_card(face, closing=closing)
+
+    async def _send_and_put(self, face: Face, *, closing: bool) -> bool:
+        """Both at once; True when the card shows the face."""
+        sequence = self.part.sequence + 1
+        before = await self._begin(face, opened_at=self._streaming_since, sequence=sequence)
+        whole = self._whole(face, closing=closing)
+        sent, refusal = await asyncio.gather(
+            self._deliver("interactive", self._by_id()),
+            self._attempt(self.context.api.put_card(self.part.remote_id, whole, sequence)),
+        )
+        await self._sent(before, sent, face)
+        return refusal is None
 
     async def _create(self, face: Face, *, closing: bool) -> None:
         card_id = await self.context.api.create_card(self._whole(face, closing=closing))
@@ -99,9 +103,10 @@ class CardKitCard(Surface):
             await self._settle(before, sent, face)
         except CardLost as error:
             if error.code == 300311 and (self.uncertain or is_repeat(self.part)):
-                # An entity can be sent once: the earlier send did arrive, so this card is the answer.
-                await self.save(state=PartState.CONFIRMED)
-                return
+                # An entity can be sent once: the earlier send did arrive, so this card is the answer and no repeat.
+                key = self.part.idem_key.partition("-")[0]
+                await self.save(state=PartState.CONFIRMED, idem_key=key)
+                raise RetryLater(str(error), code=error.code, after_s=0.0) from None
             self._lost_sends += 1
             if self._lost_sends < _SEND_TRIES:
                 raise RetryLater(str(error), code=error.code, after_s=0.5) from None
@@ -259,8 +264,9 @@ class CardKitCard(Surface):
         since = self._streaming_since
         return self.context.now() - since if since else timedelta(0)
 
-    def _too_old(self) -> bool:
-        return self._age() > PREPARED_LIFE
+    def _prepared_too_long_ago(self) -> bool:
+        untouched = self.part.state is PartState.PLANNED and not is_repeat(self.part)
+        return untouched and bool(self.part.remote_id) and self._age() > PREPARED_LIFE
 
     def _streaming_too_long(self) -> bool:
         return self._age() > STREAMING_LIFE

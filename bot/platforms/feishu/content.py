@@ -39,7 +39,8 @@ class Mentions:
     def put_into(self, text: str) -> str:
         """The text with the bot's own placeholder stripped and all others as @name."""
         for key in self.own:
-            text = re.sub(rf"{_SPACES}{re.escape(key)}(?!\d){_SPACES}", " ", text)
+            pattern = rf"(^|\n)?{_SPACES}{re.escape(key)}(?!\d){_SPACES}"
+            text = re.sub(pattern, lambda match: " " if match[1] is None else match[1], text)
         return _PLACEHOLDER.sub(lambda match: "@" + self.names.get(match[0], "?"), text).strip()
 
 
@@ -106,11 +107,11 @@ def _read_post(data: dict[str, Any]) -> Content:
     lines = [_line(nodes, found) for nodes in _node_lines(data.get("content"))]
     if not any(lines) and not found:
         lines = [_line(nodes, found) for nodes in _node_lines(data.get("content_v2"))]
-    for entry in data.get("files") or []:
-        if isinstance(entry, dict):
-            found.append(
-                Attachment("file", _string(entry, "file_name"), _string(entry, "file_key"))
-            )
+    found += [
+        Attachment("file", _string(entry, "file_name"), _string(entry, "file_key"))
+        for entry in data.get("files") or []
+        if isinstance(entry, dict)
+    ]
     title = _string(data, "title")
     text = "\n".join(([title] if title else []) + lines)
     return Content(text.strip("\n"), tuple(found))

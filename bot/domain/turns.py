@@ -1,0 +1,67 @@
+"""The life of a turn as pure functions: allowed steps, what a claimed turn still needs, what its outcome makes of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from bot.domain.types import Outcome, ReplyPart, Snapshot, Turn, TurnKind, TurnState
+
+_STEPS = {
+    TurnState.QUEUED: {TurnState.RUNNING, TurnState.CANCELLED},
+    TurnState.RUNNING: {
+        TurnState.QUEUED,
+        TurnState.DONE,
+        TurnState.FAILED,
+        TurnState.CANCELLED,
+    },
+}
+_STATE_OF = {
+    Outcome.COMPLETE: TurnState.DONE,
+    Outcome.LENGTH: TurnState.DONE,
+    Outcome.STOPPED: TurnState.CANCELLED,
+    Outcome.SILENT: TurnState.CANCELLED,
+    Outcome.FAILED: TurnState.FAILED,
+}
+
+
+class Work(StrEnum):
+    """What a claimed turn still needs."""
+
+    DELIVER = "deliver"  # its reply is final: only show it
+    CANCEL = "cancel"  # a person stopped it before it ran (again)
+    EXECUTE = "execute"  # run a command
+    GENERATE = "generate"  # ask the model, from the start or from the stored ids
+
+
+def may_step(before: TurnState, after: TurnState) -> bool:
+    """Whether the state machine allows a step. Terminal states are left by none; RUNNING → QUEUED is recovery's."""
+    return after in _STEPS.get(before, set())
+
+
+def is_terminal(state: TurnState) -> bool:
+    """Nothing follows."""
+    return state not in _STEPS
+
+
+def state_of(outcome: Outcome) -> TurnState:
+    """The terminal state of a turn whose reply ended this way. Raises KeyError for GROWING."""
+    return _STATE_OF[outcome]
+
+
+def work_of(turn: Turn, snapshot: Snapshot | None) -> Work:
+    """What to do with a turn just claimed: a final reply is never made again, only delivered."""
+    if snapshot is not None and snapshot.final:
+        return Work.DELIVER
+    if turn.cancel_requested:
+        return Work.CANCEL
+    return Work.EXECUTE if turn.kind is TurnKind.COMMAND else Work.GENERATE
+
+
+def may_replace_text(parts: tuple[ReplyPart, ...]) -> bool:
+    """Whether a restarted answer may start over in place: not when earlier text already fills a closed message."""
+    return len(parts) <= 1 and all(part.covers_from_chars == 0 for part in parts)
+
+
+def may_control(turn: Turn, user_id: str, *, is_admin: bool) -> bool:
+    """Only the asker or an admin may stop, regenerate or leave a turn."""
+    return is_admin or turn.asker.user_id == user_id

@@ -1,0 +1,183 @@
+"""What the commands do, and that they never wait behind chat."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bot.domain.types import ChatKind, Outcome, Sender, SessionPolicy, TurnState
+
+GROUP = {"chat_kind": ChatKind.GROUP, "mentions_bot": True, "chat_id": "group"}
+
+
+async def _hold(world, tools, text="x", **changes):
+    """A question whose answer has begun and waits."""
+    hold = asyncio.Event()
+    world.engine.scripts = [tools.Script(["One", " two"], hold=hold)]
+    n = len(world.engine.requests)
+    said = await world.say(text, **changes)
+    await tools.eventually(
+        lambda: (
+            len(world.engine.requests) > n and any(s.views for s in world.adapter.replies.values())
+        )
+    )
+    return said, hold
+
+
+@pytest.mark.parametrize("text", ["/help", "／help", "帮助", "/帮助 x"])
+async def test_help(world, text):
+    assert "/reset" in await world.answer(await world.say(text))
+    assert world.engine.requests == []
+
+
+async def test_whoami_gives_what_belongs_into_the_config(world, tools):
+    world.service.reload(tools.make_config(access={"admins": ["feishu:ann"]}))
+    assert await world.answer(await world.say("/whoami")) == "Id: feishu:ann\nRole: admin"
+
+
+@pytest.mark.parametrize("command", ["/new", "/reset", "　／RESET　", "新话题"])
+async def test_a_question_right_behind_belongs_to_the_new_topic(world, tools, command):
+    """Cases C4, C5: nothing of the old talk is in the prompt."""
+    first = await world.say("my number is 4711")
+    await world.final(first)
+    order = await world.say(command)
+    second = await world.say("which number?")
+    await world.final(second)
+    assert await world.answer(order)
+    assert "4711" not in tools.text_of(world.engine.requests[1])
+    one, two = await world.turn(first), await world.turn(second)
+    assert (two.session.epoch, one.session.epoch) == (1, 0)
+    assert one.session_id != two.session_id
+
+
+async def test_reset_also_drops_the_kv_and_the_stored_tokens(world, tools):
+    said = await world.say("x")
+    turn = await world.settled(said)
+    assert await world.store.canonical(turn.session_id) is not None
+    await world.final(await world.say("/reset"))
+    assert await world.store.canonical(turn.session_id) is None
+    await tools.eventually(lambda: world.engine.forgotten == [turn.session_id])
+
+
+async def test_new_keeps_the_kv(world):
+    await world.final(await world.say("x"))
+    await world.final(await world.say("/new"))
+    assert world.engine.forgotten == []
+
+
+async def test_reset_stops_what_runs(world, tools):
+    said, _ = await _hold(world, tools)
+    await world.final(await world.say("/reset"))
+    assert (await world.final(said)).outcome is Outcome.STOPPED
+
+
+async def test_any_member_may_reset_a_shared_conversation(world, tools):
+    """Cases C6: documented in the help."""
+    await world.store.set_chat_policy("app", "group", SessionPolicy.SHARED)
+    await world.final(await world.say("my number is 4711", **GROUP))
+    await world.final(await world.say("/reset", sender=Sender("bob"), **GROUP))
+    await world.final(await world.say("which?", **GROUP))
+    assert "4711" not in tools.text_of(world.engine.requests[1])
+
+
+async def test_stop_does_not_wait_behind_chat_nor_behind_a_hung_notice(world, tools):
+    said, _ = await _hold(world, tools)
+    world.adapter.gate = asyncio.Event()
+    await world.say("/help")  # its delivery hangs
+    await world.say("/stop")
+    await tools.eventually(lambda: world.service.dispatcher._context.board.all() != [])
+
+    async def cancelled() -> bool:
+        snapshot, _ = await world.store.reply((await world.turn(said)).id)
+        return snapshot.outcome is Outcome.STOPPED
+
+    await tools.eventually(cancelled)
+    world.adapter.gate.set()
+    assert (await world.final(said)).outcome is Outcome.STOPPED
+
+
+async def test_stop_ends_what_waits_too_and_only_ones_own(world, tools):
+    world.service.reload(tools.make_config(chat={"while_busy": "queue"}))
+    await world.store.set_chat_policy("app", "group", SessionPolicy.SHARED)
+    said, hold = await _hold(world, tools, **GROUP)
+    mine = await world.say("mine", sender=Sender("bob"), **GROUP)
+    foreign = await world.say("/stop", sender=Sender("eve"), **GROUP)
+    assert "somebody else's" in await world.answer(foreign)
+    stop = await world.say("/stop", sender=Sender("bob"), **GROUP)
+    assert await world.answer(stop) == "Stopped."
+    hold.set()
+    assert await world.answer(said) == "One two"
+    assert (await world.settled(mine)).state is TurnState.CANCELLED
+    await tools.eventually(lambda: world.adapter.alive == {})
+
+
+async def test_an_admin_stops_everything(world, tools):
+    world.service.reload(tools.make_config(access={"admins": ["feishu:root"]}))
+    await world.store.set_chat_policy("app", "group", SessionPolicy.SHARED)
+    said, _ = await _hold(world, tools, **GROUP)
+    await world.final(await world.say("/stop", sender=Sender("root"), **GROUP))
+    assert (await world.final(said)).outcome is Outcome.STOPPED
+
+
+async def test_stop_with_nothing_running(world):
+    assert "No answer is running" in await world.answer(await world.say("/stop"))
+
+
+async def test_retry_answers_the_last_question_again(world, tools):
+    await world.final(await world.say("tell me"))
+    world.engine.scripts = [tools.Script(["Better"])]
+    retry = await world.say("/retry")
+    await tools.eventually(lambda: "Better" in world.adapter.finals)
+    assert any("answering the last question" in text for text in world.adapter.finals)
+    request = world.engine.requests[1]
+    assert tools.text_of(request).count("tell me") == 1
+    assert 1000 not in request.prompt_tokens
+    await world.settled(retry)
+
+
+async def test_retry_needs_a_finished_question_of_ones_own(world, tools):
+    await world.store.set_chat_policy("app", "group", SessionPolicy.SHARED)
+    assert "no question" in await world.answer(await world.say("/retry", **GROUP))
+    said, hold = await _hold(world, tools, **GROUP)
+    assert "Still answering" in await world.answer(await world.say("/retry", **GROUP))
+    hold.set()
+    await world.final(said)
+    other = await world.say("/retry", sender=Sender("bob"), **GROUP)
+    assert "not yours" in await world.answer(other)
+
+
+async def test_status(world, tools):
+    fresh = await world.answer(await world.say("/status"))
+    assert "main (ready)" in fresh
+    assert "a window of 4096 tokens" in fresh
+    assert "nothing is waiting" in fresh
+    said, hold = await _hold(world, tools)
+    assert "answering now" in await world.answer(await world.say("/status"))
+    hold.set()
+    await world.final(said)
+    status = await world.answer(await world.say("/status"))
+    turn = await world.turn(said)
+    used = len((await world.store.canonical(turn.session_id)).token_ids)
+    assert f"{used} / 4096 tokens" in status
+    assert "one per person, 1 turns" in status
+
+
+async def test_status_shows_the_place_in_line(world, tools):
+    world.engine.scripts = [tools.Script(words=[], hold=asyncio.Event(), place=3)]
+    said = await world.say("x")
+    await tools.eventually(lambda: bool(world.engine.requests))
+    assert "place 3" in await world.answer(await world.say("/status"))
+    await world.final(await world.say("/stop"))
+    await world.settled(said)
+
+
+async def test_dropped_turns_are_visible(world, tools):
+    """Cases D4."""
+    world.engine.info = tools.ScriptEngine(n_ctx=256).info
+    for n in range(6):
+        await world.final(await world.say(f"question number {n} " + "y" * 20))
+    status = await world.answer(await world.say("/status"))
+    assert "no longer fit" in status
+    assert "Be" not in status
+    assert "6 turns" in status  # they stay on record

@@ -37,7 +37,7 @@ async def events(
     """The next `count` events of the stream."""
     found: list[dict[str, Any]] = []
     headers = {"Last-Event-ID": last_id} if last_id else {}
-    async with asyncio.timeout(5), browser.get("/sandbox/events", headers=headers) as response:
+    async with asyncio.timeout(30), browser.get("/sandbox/events", headers=headers) as response:
         assert response.content_type == "text/event-stream"
         while len(found) < count:
             block = await response.content.readuntil(b"\n\n")
@@ -85,8 +85,8 @@ async def test_state(stage: Stage, browser: aiohttp.ClientSession) -> None:
 async def test_a_message_is_seen_pushed_and_traced(
     stage: Stage, browser: aiohttp.ClientSession, hook: Any
 ) -> None:
-    listening = asyncio.create_task(events(browser, 2))
-    await asyncio.sleep(0.1)
+    newest = (await state(browser))["last_event_id"]
+    listening = asyncio.create_task(events(browser, 2, last_id=str(newest)))
     await say(browser, stage, "hello @Alex")
     message, trace = await listening
     assert message["event"] == "message"

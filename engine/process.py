@@ -15,17 +15,19 @@ import socket
 import sys
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil  # type: ignore[import-untyped]  # the package ships no types
 
 from engine import wire
+from engine.childlog import relay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
 _TAIL_LINES: Final = 50
 _TAIL_LINE_CHARS: Final = 500
+_LINE_BYTES: Final = 64 * 1024
 _READ_BYTES: Final = 256 * 1024
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -70,7 +72,9 @@ class Child:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        logger: Any,
     ) -> None:
+        self._log = logger
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -78,10 +82,13 @@ class Child:
         self._tail_task = asyncio.create_task(self._keep_tail(), name="engine_child_tail")
 
     @classmethod
-    async def start(cls) -> Child:
+    async def start(cls, logger: Any) -> Child:
         """Start a child that waits for its hello. Raises OSError when the system cannot start a process."""
         ours, theirs = socket.socketpair()
+        writer: asyncio.StreamWriter | None = None
         try:
+            # First the stream, then the process: a cancelled start must not leave a process behind.
+            reader, writer = await asyncio.open_connection(sock=ours)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "engine.worker", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -92,12 +99,11 @@ class Child:
                 process_group=0,
             )  # fmt: skip
         except BaseException:
-            ours.close()
+            (writer or ours).close()
             raise
         finally:
             theirs.close()  # or its end of the stream would never be seen here
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(process, reader, writer)
+        return cls(process, reader, writer, logger)
 
     @property
     def pid(self) -> int:
@@ -166,9 +172,14 @@ class Child:
         rest = b""
         while data := await stream.read(8192):
             *lines, rest = (rest + data).split(b"\n")
-            rest = rest[-8192:]
-            self._tail.extend(text for line in lines if (text := _printable(line)))
-        if text := _printable(rest):
+            rest = rest[-_LINE_BYTES:]
+            for line in lines:
+                self._take_line(line)
+        self._take_line(rest)
+
+    def _take_line(self, line: bytes) -> None:
+        """Log lines are told again in the bot's log; the rest is kept."""
+        if not relay(line, self._log) and (text := _printable(line)):
             self._tail.append(text)
 
 

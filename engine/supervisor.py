@@ -101,6 +101,10 @@ class Supervisor:
         if child is not None:
             child.send(wire.Shutdown())
             await asyncio.wait({task}, timeout=self._rules.close_grace_s)
+        if self._child is not None:
+            # Its end ends `_live`, which collects it; only a task that waits for no process is cancelled.
+            self._child.kill()
+            await asyncio.wait({task}, timeout=self._rules.close_grace_s)
         task.cancel()
         await asyncio.wait({task})
 
@@ -128,7 +132,7 @@ class Supervisor:
         self._ready_at = None
         self._load_fault = self._kill_reason = ""
         try:
-            child = self._child = await Child.start()
+            child = self._child = await Child.start(self._log.bind(engine_child=True))
         except OSError as error:
             return f"the engine child could not be started: {error.strerror}"
         watch = StallWatch(self._rules, time.monotonic())

@@ -23,6 +23,7 @@ import traceback
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from engine import wire
+from engine.childlog import configure_child_logging
 from engine.core import Core
 from engine.errors import EngineConfigError
 from engine.outbox import Outbox
@@ -249,6 +250,7 @@ def main() -> NoReturn:
     parser.add_argument("--parent", type=int, required=True, help="process id of the parent")
     args = parser.parse_args()
     _bind_to_parent(args.parent)
+    configure_child_logging()
     threading.excepthook = _end_on_thread_failure
     sock = socket.socket(fileno=args.fd)
     commands: queue.SimpleQueue[LoopCommand] = queue.SimpleQueue()

@@ -205,13 +205,14 @@ class OpenAIEngine:
 
     async def _wait_in_line(self, ticket: Ticket, request: EngineRequest, box: Mailbox) -> None:
         try:
+            box.put(Queued(request_id=request.id, place=max(1, ticket.place)))
             async with asyncio.timeout(request.deadline_s or None):
                 while ticket.place:
                     box.put(Queued(request_id=request.id, place=ticket.place))
                     await ticket.moved()
         except TimeoutError:
             message = f"not started within {request.deadline_s:.0f} s"
-            raise RemoteFailure(FailureCode.DEADLINE, message, retryable=True) from None
+            raise RemoteFailure(FailureCode.DEADLINE, message, retryable=False) from None
 
     def _book(self, finished: Finished) -> None:
         usage = finished.usage

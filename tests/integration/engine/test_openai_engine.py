@@ -214,7 +214,8 @@ async def test_a_reply_streams(double: Double, engines: Make) -> None:
     )
     engine = await ready(engines, double)
     events = await events_of(engine, ask())
-    assert isinstance(events[0], Started)
+    assert events[0] == Queued(request_id="r", place=1)
+    assert isinstance(events[1], Started)
     assert shown(events) == ("", "你好")
     finished = events[-1]
     assert isinstance(finished, Finished)

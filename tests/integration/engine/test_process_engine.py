@@ -1,4 +1,4 @@
-"""EngineProcess with a real child (fake backend): serving, dying, restarting, closing."""
+"""EngineProcess with a real child (fake backend): starting, dying, restarting, closing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from engine.client import EngineProcess
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError, EngineUnavailable
 from engine.types import (
-    ChatMessage,
     Delta,
     EngineEvent,
     EngineRequest,
@@ -28,16 +27,13 @@ from engine.types import (
     Failed,
     FailureCode,
     Finished,
-    FinishReason,
-    Role,
 )
 from engine.watch import Supervision
 
 ROOT = Path(__file__).resolve().parents[3]
 Make = Callable[..., EngineProcess]
-# 50 tokens a second, so that there is a middle of a reply to die in; and one without waits.
-SLOW_FAKE: dict[str, Any] = {"name": "m", "backend": "fake", "fake": {"token_s": "0.02"}}
-FAST: dict[str, str] = {"token_s": "0"}
+# 50 tokens a second, so that there is a middle of a reply to die in.
+SLOW_FAKE: dict[str, Any] = {"name": "m", "backend": "fake", "fake": {"token_delay_s": "0.02"}}
 
 
 @pytest.fixture
@@ -87,7 +83,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
             await asyncio.sleep(0.02)
 
 
-# ── serving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── living ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_from_start_to_close(engines: Make) -> None:
@@ -132,104 +128,6 @@ async def test_before_it_is_ready_a_request_fails_at_once(engines: Make) -> None
         await engine.wait_ready(0.0)
 
 
-async def test_two_hundred_at_once(engines: Make) -> None:
-    engine = await ready(engines, fake=FAST)
-    requests = [ask(f"r{n}", owner=f"o{n}") for n in range(200)]
-    streams = await asyncio.gather(*(events_of(engine, request) for request in requests))
-    assert all(isinstance(events[-1], Finished) for events in streams)
-    assert all(len(ids_of(events)) == 5 for events in streams)
-    stats = await engine.stats()
-    assert (stats.n_running, stats.n_waiting) == (0, 0)
-
-
-async def test_questions_are_answered_while_it_decodes(engines: Make) -> None:
-    engine = await ready(engines)
-    async with aclosing(engine.submit(ask("r", 2000))) as stream:
-        await anext(stream)
-        alone = await engine.count("数一数")
-        assert alone > 0
-        assert await engine.count("") == 0
-        assert await engine.count("a\ud800b") == await engine.count("a?b")
-        messages = [
-            ChatMessage(role=Role.USER, content="你好"),
-            ChatMessage(role=Role.ASSISTANT, content="hi"),
-        ]
-        rendered = await engine.render(messages)
-        assert rendered.n_tokens == len(rendered.token_ids)
-        assert len(rendered.starts) == 2
-        shorter = await engine.render(messages, add_generation_prompt=False)
-        assert shorter.n_tokens < rendered.n_tokens
-        counts = await asyncio.gather(*(engine.count("x" * n) for n in range(100)))
-        assert counts == sorted(counts)
-        assert (await engine.stats()).n_running == 1
-
-
-async def test_a_slow_reader_loses_nothing_and_holds_nobody_up(engines: Make) -> None:
-    engine = await ready(engines, fake=FAST)
-    slow = engine.submit(ask("slow", 300))
-    events = [await anext(slow)]
-    for n in range(3):
-        assert isinstance((await events_of(engine, ask(f"quick{n}")))[-1], Finished)
-    await asyncio.sleep(0.5)
-    events += [event async for event in slow]
-    assert len(ids_of(events)) == 300
-    assert len(events) < 100, "what waited came melted together"
-
-
-async def test_leaving_the_stream_cancels(engines: Make) -> None:
-    engine = await ready(engines, n_parallel=1)
-    async with aclosing(engine.submit(ask("r", 3000))) as stream:
-        async for event in stream:
-            if isinstance(event, Delta):
-                break
-    async with asyncio.timeout(5.0):
-        events = await events_of(engine, ask("r"))
-    assert isinstance(events[-1], Finished)
-    assert events[-1].reason is not FinishReason.CANCELLED
-
-
-async def test_cancel_ends_the_stream(engines: Make) -> None:
-    engine = await ready(engines)
-    events: list[EngineEvent] = []
-    async for event in engine.submit(ask("r", 3000)):
-        events.append(event)
-        if isinstance(event, Delta):
-            await engine.cancel("r")
-    assert isinstance(events[-1], Finished)
-    assert events[-1].reason is FinishReason.CANCELLED
-    await engine.cancel("r")
-    await engine.cancel("never seen")
-
-
-async def test_an_id_that_is_running_is_refused_and_the_first_goes_on(engines: Make) -> None:
-    engine = await ready(engines)
-    async with aclosing(engine.submit(ask("r", 3000))) as stream:
-        await anext(stream)
-        (failed,) = await events_of(engine, ask("r"))
-        assert isinstance(failed, Failed)
-        assert (failed.code, failed.retryable) == (FailureCode.BAD_REQUEST, False)
-        async for event in stream:
-            if isinstance(event, Delta):
-                break
-        else:
-            raise AssertionError("the first stream ended")
-
-
-async def test_warm_and_forget_reach_the_child(engines: Make) -> None:
-    engine = await ready(engines, fake=FAST)
-    await engine.warm("talk", "scope", range(10, 40))
-    async with asyncio.timeout(5.0):
-        while (await engine.stats()).n_sequences_kept != 1:
-            await asyncio.sleep(0.02)
-    events = await events_of(
-        engine, ask("r", cache_key="talk", scope="scope", prompt_tokens=tuple(range(10, 50)))
-    )
-    assert isinstance(events[-1], Finished)
-    assert events[-1].usage.n_cached == 30
-    await engine.forget("talk")
-    assert (await engine.stats()).n_sequences_kept == 0
-
-
 # ── dying ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -256,6 +154,18 @@ async def test_a_death_in_mid_reply(engines: Make, how: signal.Signals) -> None:
     stats = await engine.stats()
     assert stats.n_restarts == 1
     assert stats.child_pid not in {pid, 0}
+
+
+@pytest.mark.crash
+async def test_a_native_abort(engines: Make) -> None:
+    engine = await ready(engines, fake={"token_delay_s": "0.01", "crash_after_tokens": "20"})
+    events = await events_of(engine, ask("r", 300))
+    assert isinstance(events[-1], Failed)
+    assert events[-1].code is FailureCode.ENGINE_DIED
+    assert 0 < len(ids_of(events)) < 20
+    await until(lambda: "SIGABRT" in engine._supervisor.readiness.detail)
+    await engine.wait_ready(20.0)
+    assert isinstance((await events_of(engine, ask("r", 5)))[-1], Finished)
 
 
 @pytest.mark.crash

@@ -20,7 +20,7 @@ from engine.types import Delta, EngineRequest, Finished
 from engine.worker import EXIT_CONFIG, EXIT_FAULT, EXIT_OK
 
 ROOT = Path(__file__).resolve().parents[3]
-CONFIG = EngineConfig(name="m", backend="fake", fake={"token_s": "0"})
+CONFIG = EngineConfig(name="m", backend="fake")
 HELLO = wire.Hello(version=wire.WIRE_VERSION, config=CONFIG)
 
 
@@ -112,54 +112,27 @@ def test_a_fault_in_the_settings_is_told_and_ends_it(workers: Make) -> None:
     assert worker.end()[0] == EXIT_CONFIG
 
 
-@pytest.mark.parametrize(
-    ("first", "words"),
-    [
-        (b"\xff\xff\xff\xff", "announces"),
-        (b"\x00\x00\x00\x03\xc1\xc1\xc1", "has no version"),
-        (wire.encode(wire.Cancel(request_id="r")), "has no version"),
-    ],
-    ids=["oversized", "garbage", "no hello"],
-)
-def test_rude_beginnings(workers: Make, first: bytes, words: str) -> None:
-    worker = workers()
-    worker.sock.sendall(first)
-    status, output = worker.end()
-    assert status == EXIT_FAULT
-    assert words in output.splitlines()[-1]
+NEWER = msgspec.msgpack.encode({"type": "hello", "version": 99, "config": {"new": True}})
+RUDE = {
+    b"\xff\xff\xff\xff": "announces",
+    b"\x00\x00\x00\x03\xc1\xc1\xc1": "has no version",
+    wire.encode(wire.Cancel(request_id="r")): "has no version",
+    len(NEWER).to_bytes(4, "big") + NEWER: "wire version 99",
+    wire.encode(HELLO) + wire.encode(HELLO): "a second hello",
+    wire.encode(HELLO) + wire.encode(wire.LoadFailed(message="x")): "unreadable command",
+    wire.encode(HELLO) + wire.encode(wire.AskCount(seq=1, text="x")): "before the model was loaded",
+}
 
 
-def test_a_parent_of_another_version(workers: Make) -> None:
-    worker = workers()
-    payload = msgspec.msgpack.encode({"type": "hello", "version": 99, "config": {"new": True}})
-    worker.sock.sendall(len(payload).to_bytes(4, "big") + payload)
-    status, output = worker.end()
-    assert status == EXIT_FAULT
-    assert "wire version 99" in output.splitlines()[-1]
-    assert "restart it" in output.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [(HELLO, "a second hello"), (wire.LoadFailed(message="x"), "unreadable command")],
-    ids=["second hello", "report"],
-)
-def test_rude_talk_ends_it(workers: Make, command: wire.Command, words: str) -> None:
-    worker = workers()
-    worker.send(HELLO)
-    worker.receive()
-    worker.send(command)
-    status, output = worker.end()
-    assert status == EXIT_FAULT
-    assert words in output.splitlines()[-1]
-
-
-def test_a_question_before_the_model_is_there(workers: Make) -> None:
-    worker = workers()
-    worker.send(HELLO, wire.AskCount(seq=1, text="x"))
-    status, output = worker.end()
-    assert status == EXIT_FAULT
-    assert "before the model was loaded" in output.splitlines()[-1]
+def test_a_parent_that_is_rude_or_of_another_version(workers: Make) -> None:
+    """All at once, since starting a process takes longer than what is tested."""
+    started = [(workers(), stream, words) for stream, words in RUDE.items()]
+    for worker, stream, _ in started:
+        worker.sock.sendall(stream)
+    for worker, _, words in started:
+        status, output = worker.end()
+        assert status == EXIT_FAULT
+        assert words in output.splitlines()[-1]
 
 
 def test_frames_may_come_in_any_pieces(workers: Make) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from engine import wire
+from engine.childlog import relay
 from engine.client import EngineProcess, check_config, open_engine
 from engine.config import EngineConfig, OpenAISettings
 from engine.errors import EngineConfigError, EngineError
@@ -264,6 +266,29 @@ class _Broken:
 
 def _counts() -> Iterator[int]:
     yield 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"ggml: loaded", b"{", b"{}", b"[1]", b'{"event": 1, "level": "info"}', b'{"event": "x", "level": "bind"}'],
+)  # fmt: skip
+def test_what_is_no_log_line_is_not_relayed(line: bytes) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert not relay(line, structlog.get_logger())
+    assert logs == []
+
+
+def test_log_lines_of_the_child_are_told_again() -> None:
+    line = b'{"request_id": "r", "event": "reply_failed", "level": "error", "exception": "Trace"}'
+    with structlog.testing.capture_logs() as logs:
+        assert relay(line, structlog.get_logger())
+    expected = {
+        "event": "reply_failed",
+        "log_level": "error",
+        "request_id": "r",
+        "exception": "Trace",
+    }
+    assert logs == [expected]
 
 
 def test_the_text_desk_survives_texts_that_break_it() -> None:

@@ -18,14 +18,17 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from engine.backends.base import Backend, BatchPart, DecodeFailed, DecodeStatus
+from engine import prefixes
+from engine.backends.base import Backend, BatchPart
+from engine.batch import Planned, count_tokens, decode_what_fits, need_of, part_of
 from engine.config import EngineConfig
 from engine.errors import EngineError
+from engine.gate import Gate
 from engine.job import Job
 from engine.kv.pool import SequencePool
-from engine.scheduler import Need, PrefillPace, WaitLine, plan_batch
+from engine.scheduler import PrefillPace, WaitLine, plan_batch
+from engine.teller import Teller
 from engine.types import (
-    Delta,
     EngineEvent,
     EngineRequest,
     EngineState,
@@ -34,18 +37,12 @@ from engine.types import (
     FailureCode,
     Finished,
     FinishReason,
-    Progress,
-    Queued,
-    Started,
 )
 
 _log = structlog.get_logger()
 
-PROGRESS_EVERY_S = 0.25
-MIN_PREFIX_TOKENS = 8
 MAX_WARM_UPS = 64
 MAX_FAILED_BATCHES = 3
-_FIRST_GUESS_SERVICE_S = 10.0
 
 
 class Core:
@@ -62,14 +59,15 @@ class Core:
         self._config = config
         self._emit = emit
         self._clock = clock
+        self._tell = Teller(emit, clock)
         self._n_parallel = min(config.n_parallel, backend.n_outputs_max)
         self._pool = SequencePool(backend)
+        self._gate = Gate(backend, config, self._n_parallel)
         self._line = WaitLine()
         self._pace = PrefillPace(backend.n_batch)
         self._waiting: dict[str, Job] = {}
         self._running: dict[str, Job] = {}
         self._line_changed = False
-        self._service_s = _FIRST_GUESS_SERVICE_S
         self._n_failed_batches = 0
         self._n_prompt_tokens = 0
         self._n_generated_tokens = 0
@@ -84,7 +82,7 @@ class Core:
         if request.id in self._waiting or request.id in self._running:
             _log.error("duplicate_request_ignored", request_id=request.id)
             return
-        refusal = self._refusal(request)
+        refusal = self._gate.refusal(request, self._line, self._n_waiting)
         if refusal is not None:
             self._emit(refusal)
             return
@@ -110,7 +108,7 @@ class Core:
             id=job_id, prompt_tokens=tuple(tokens), cache_key=cache_key, scope=scope
         )
         n_warm = sum(job.is_warm for job in self._waiting.values())
-        if self._refusal_of_tokens(wanted) or not cache_key or n_warm >= MAX_WARM_UPS:
+        if self._gate.refusal_of_tokens(wanted) or not cache_key or n_warm >= MAX_WARM_UPS:
             _log.info("warm_up_dropped", n_tokens=len(tokens), n_waiting=n_warm)
             return
         self._enqueue(Job(job_id, wanted, True, list(tokens), len(tokens), self._clock()), "")
@@ -173,7 +171,8 @@ class Core:
         decode_s_before = self._decode_s
         self._expire()
         n_admitted = self._admit()
-        self._bind_prefixes()
+        for job in prefixes.bind(self._running.values(), self._pool):
+            self._tell.started(job)
         planned = self._plan()
         self._tell_places()
         if planned:
@@ -236,9 +235,9 @@ class Core:
         job.admitted_at = job.admitted_at or self._clock()
         if job.sampler is None and not job.is_warm:
             job.sampler = self._backend.new_sampler(request.sampling, request.generated_tokens)
-        self._choose_prefix_role(job)
+        prefixes.choose_role(job, self._running.values(), self._pool)
         if not job.awaits_prefix:
-            self._tell_started(job)
+            self._tell.started(job)
         return True
 
     def _ends_at_once(self, job: Job) -> bool:
@@ -281,74 +280,18 @@ class Core:
             self._line.put_back(job.ticket)
         self._line_changed = True
 
-    # Shared prefixes: computed once per scope, by whoever comes first; the others wait for it, then share its cells.
-
-    def _choose_prefix_role(self, job: Job) -> None:
-        n_prefix = job.request.n_shared_prefix
-        if not MIN_PREFIX_TOKENS <= n_prefix < len(job.tokens):
-            return
-        if self._pool.has_prefix(job.request.scope, job.prefix):
-            return
-        if job.n_computed < n_prefix and self._builder_of(job) is not None:
-            job.awaits_prefix = job.n_computed == 0
-        else:
-            job.builds_prefix = True
-
-    def _builder_of(self, job: Job) -> Job | None:
-        return next(
-            (
-                other
-                for other in self._running.values()
-                if other.builds_prefix
-                and other.request.scope == job.request.scope
-                and other.prefix == job.prefix
-            ),
-            None,
-        )
-
-    def _bind_prefixes(self) -> None:
-        """Publish prefixes that are complete, and let those that waited for one go on."""
-        for job in self._running.values():
-            if job.builds_prefix and job.n_computed >= job.request.n_shared_prefix and job.seq:
-                job.builds_prefix = False
-                self._pool.publish_prefix(job.seq, job.request.n_shared_prefix)
-        for job in self._running.values():
-            if job.awaits_prefix and self._builder_of(job) is None and job.seq:
-                job.awaits_prefix = False
-                self._pool.adopt_prefix(job.seq, job.tokens)
-                if job.n_computed == 0:
-                    # Its builder was cancelled, or no place was left to keep the prefix.
-                    job.builds_prefix = True
-                self._tell_started(job)
-
     # Plan and decode.
 
-    def _plan(self) -> list[tuple[Job, BatchPart]]:
-        needs = []
-        for job in self._running.values():
-            n_tokens = job.n_to_compute
-            if job.builds_prefix:
-                # A recurrent state can only be copied whole: stop exactly behind the prefix.
-                n_tokens = min(n_tokens, job.request.n_shared_prefix - job.n_computed)
-            if not job.awaits_prefix and n_tokens > 0:
-                needs.append(Need(job.id, n_tokens, job.in_reply, job.priority))
+    def _plan(self) -> list[Planned]:
+        needs = [need for job in self._running.values() if (need := need_of(job)) is not None]
         n_prefill = self._pace.budget(replies_running=any(need.is_reply for need in needs))
         grants = plan_batch(needs, n_batch=self._backend.n_batch, n_prefill=n_prefill)
-        return [self._part(self._running[grant.id], grant.n_tokens) for grant in grants]
+        return [part_of(self._running[grant.id], grant.n_tokens) for grant in grants]
 
-    @staticmethod
-    def _part(job: Job, n_tokens: int) -> tuple[Job, BatchPart]:
-        if job.seq is None:
-            raise EngineError(f"request {job.id} runs without a sequence")
-        start = job.n_computed
-        tokens = job.tokens[start : start + n_tokens]
-        wants_output = not job.is_warm and start + n_tokens == len(job.tokens)
-        return job, BatchPart(job.seq.id, start, tokens, wants_output)
-
-    def _compute(self, planned: list[tuple[Job, BatchPart]]) -> None:
+    def _compute(self, planned: list[Planned]) -> None:
         started = self._clock()
         try:
-            planned = self._decode(planned)
+            planned = decode_what_fits(planned, self._backend, self._pool)
         except Exception as error:  # noqa: BLE001 - whatever it was, it was in this batch
             self._fail_batch(planned, error)
             return
@@ -356,7 +299,7 @@ class Core:
         self._decode_s += elapsed_s
         self._n_failed_batches = 0
         n_replies = sum(job.in_reply for job, _ in planned)
-        n_tokens = sum(len(part.tokens) for _, part in planned)
+        n_tokens = count_tokens(planned)
         self._pace.observe(n_replies=n_replies, n_prefill=n_tokens - n_replies, elapsed_s=elapsed_s)
         for index, (job, part) in enumerate(planned):
             try:
@@ -366,29 +309,7 @@ class Core:
                 message = f"the reply could not be continued: {type(error).__name__}: {error}"
                 self._fail(job, FailureCode.DECODE, message, retryable=True)
 
-    def _decode(self, planned: list[tuple[Job, BatchPart]]) -> list[tuple[Job, BatchPart]]:
-        """Decode; without room for it, throw out idle sequences, then halve the batch. Returns what was decoded."""
-        while self._backend.decode([part for _, part in planned]) is DecodeStatus.NO_SLOT:
-            if self._pool.evict_one():
-                continue
-            n_tokens = sum(len(part.tokens) for _, part in planned)
-            _log.warning("batch_halved", n_tokens=n_tokens, n_cells_used=self._pool.n_cells_used)
-            if n_tokens == 1:
-                raise DecodeFailed("the cache has no cell left for a single token")
-            planned = self._first_tokens(planned, n_tokens // 2)
-        return planned
-
-    def _first_tokens(
-        self, planned: list[tuple[Job, BatchPart]], n_tokens: int
-    ) -> list[tuple[Job, BatchPart]]:
-        kept = []
-        for job, part in planned:
-            if n_tokens > 0:
-                kept.append(self._part(job, min(n_tokens, len(part.tokens))))
-            n_tokens -= len(part.tokens)
-        return kept
-
-    def _fail_batch(self, planned: list[tuple[Job, BatchPart]], error: Exception) -> None:
+    def _fail_batch(self, planned: list[Planned], error: Exception) -> None:
         _log.error("batch_failed", n_requests=len(planned), error=repr(error))
         for job, _ in planned:
             job.forgotten = True  # nobody knows what its cells hold now
@@ -414,7 +335,7 @@ class Core:
         elif part.wants_output and job.sampler is not None:
             self._add_token(job, self._backend.sample(index, job.sampler))
         else:
-            self._tell_progress(job)
+            self._tell.progress(job)
 
     def _add_token(self, job: Job, token: int) -> None:
         job.first_token_at = job.first_token_at or self._clock()
@@ -431,7 +352,7 @@ class Core:
         elif len(job.tokens) >= job.n_limit:
             self._finish(job, FinishReason.LENGTH, text, thinking)
         else:
-            self._tell_delta(job, text, thinking)
+            self._tell.delta(job, text, thinking)
 
     # Ends.
 
@@ -440,11 +361,11 @@ class Core:
         answer_start = n_answer = 0
         if job.text is not None:
             rest = job.text.finish()
-            self._tell_delta(job, text + rest.text, thinking + rest.thinking)
+            self._tell.delta(job, text + rest.text, thinking + rest.thinking)
             answer_start, n_answer = job.text.answer_start, job.text.n_answer
         now = self._clock()
         if job.admitted_at and reason is not FinishReason.CANCELLED:
-            self._service_s += 0.1 * (now - job.admitted_at - self._service_s)
+            self._gate.observe_service(now - job.admitted_at)
         self._remove(job, keep=True)
         self._emit(
             Finished(
@@ -486,84 +407,7 @@ class Core:
         self._line.push(job.id, owner, job.priority)
         self._line_changed = True
 
-    def _refusal(self, request: EngineRequest) -> Failed | None:
-        refusal = self._refusal_of_tokens(request)
-        if refusal is not None:
-            return refusal
-        if request.max_new_tokens < 1:
-            return _bad(request, "max_new_tokens must be at least 1")
-        crowded = (
-            request.owner
-            and self._line.n_of_owner(request.owner) >= self._config.max_waiting_per_owner
-        )
-        n_waiting = self._n_waiting
-        if not crowded and n_waiting < self._config.max_waiting:
-            return None
-        wait_s = self._service_s * (n_waiting + 1) / self._n_parallel
-        return Failed(
-            request_id=request.id,
-            code=FailureCode.BUSY,
-            retryable=True,
-            message="too many requests of one owner wait" if crowded else "the queue is full",
-            retry_after_s=min(max(wait_s, 1.0), 300.0),
-        )
-
-    def _refusal_of_tokens(self, request: EngineRequest) -> Failed | None:
-        n_prompt = len(request.prompt_tokens)
-        window = self._backend.n_ctx_seq
-        if n_prompt == 0:
-            return _bad(request, "the prompt is empty")
-        tokens = (*request.prompt_tokens, *request.generated_tokens)
-        if min(tokens) < 0 or max(tokens) >= self._backend.n_vocab:
-            return _bad(request, "the prompt holds token ids that this model does not have")
-        if n_prompt + 1 > window:
-            return Failed(
-                request_id=request.id,
-                code=FailureCode.TOO_LONG,
-                retryable=False,
-                message=f"the prompt has {n_prompt} tokens; one conversation has {window} with its reply",
-            )
-        return None
-
-    # Events.
-
     def _tell_places(self) -> None:
-        """Queued for everyone whose place has changed."""
-        if not self._line_changed:
-            return
-        self._line_changed = False
-        for place, request_id in enumerate(self._line.order(), start=1):
-            job = self._waiting[request_id]
-            if job.place != place and not job.is_warm and not job.started:
-                job.place = place
-                self._emit(Queued(request_id=request_id, place=place))
-
-    def _tell_started(self, job: Job) -> None:
-        if job.started or job.is_warm:
-            return
-        job.started = True
-        job.n_cached = job.n_computed
-        job.told_progress_at = self._clock()
-        self._emit(Started(request_id=job.id, cached_tokens=job.n_cached))
-
-    def _tell_progress(self, job: Job) -> None:
-        now = self._clock()
-        if now - job.told_progress_at >= PROGRESS_EVERY_S:
-            job.told_progress_at = now
-            self._emit(
-                Progress(
-                    request_id=job.id, done_tokens=job.n_computed, total_tokens=len(job.tokens)
-                )
-            )
-
-    def _tell_delta(self, job: Job, text: str, thinking: str) -> None:
-        if job.new_ids or text or thinking:
-            ids = tuple(job.new_ids)
-            job.new_ids.clear()
-            self._emit(Delta(request_id=job.id, token_ids=ids, text=text, thinking=thinking))
-
-
-def _bad(request: EngineRequest, message: str) -> Failed:
-    return Failed(
-        request_id=request.id, code=FailureCode.BAD_REQUEST, retryable=False, message=message
-    )
+        if self._line_changed:
+            self._line_changed = False
+            self._tell.places(self._waiting[request_id] for request_id in self._line.order())

@@ -59,13 +59,14 @@ _HIDDEN_ATTRIBUTES: Final = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_A
 
 
 class _NativeLog:
-    """llama.cpp's log: debug lines to structlog, warnings aloud, the last lines kept to explain a failure.
+    """llama.cpp's log: warnings aloud, everything with HEARTH_LLAMA_LOG=1, the last lines kept to explain a failure.
 
     The callback is process-wide in llama.cpp; the backend that lives last owns it and gives it back on close.
     """
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=200)
+        self._verbose = bool(os.environ.get("HEARTH_LLAMA_LOG"))
         self._partial = ""
         self._level = 0
         self._callback = llama.llama_log_callback(self._receive)
@@ -80,7 +81,7 @@ class _NativeLog:
             self.lines.append(line)
             if self._level in (2, 3):
                 _log.warning("llama_cpp", line=line)
-            else:
+            elif self._verbose:
                 _log.debug("llama_cpp", line=line)
 
     def close(self) -> None:

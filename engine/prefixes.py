@@ -1,0 +1,53 @@
+"""The shared beginning of conversations (the system prompt) is computed once per scope: who does it, and who waits.
+
+The first job that needs a prefix computes it in its own sequence and publishes it in passing, at no cost. Jobs that come
+meanwhile wait for that, then share its cells. When the builder leaves early, the next one takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from engine.job import Job
+from engine.kv.pool import SequencePool
+
+MIN_PREFIX_TOKENS = 8
+
+
+def choose_role(job: Job, running: Iterable[Job], pool: SequencePool) -> None:
+    """Called when a job has got its sequence."""
+    n_prefix = job.request.n_shared_prefix
+    if not MIN_PREFIX_TOKENS <= n_prefix < len(job.tokens):
+        return
+    if pool.has_prefix(job.request.scope, job.prefix):
+        return
+    if _has_builder(job, running):
+        job.awaits_prefix = job.n_computed == 0
+    else:
+        job.builds_prefix = True
+
+
+def bind(running: Collection[Job], pool: SequencePool) -> list[Job]:
+    """Publish what is complete and let go on who waited for it. Returns those that go on."""
+    for job in running:
+        if job.builds_prefix and job.seq and job.n_computed >= job.request.n_shared_prefix:
+            job.builds_prefix = False
+            pool.publish_prefix(job.seq, job.request.n_shared_prefix)
+    released = []
+    for job in running:
+        if job.awaits_prefix and job.seq and not _has_builder(job, running):
+            job.awaits_prefix = False
+            pool.adopt_prefix(job.seq, job.tokens)
+            # Still nothing: the builder was cancelled, or there was no place to keep the prefix.
+            job.builds_prefix = job.n_computed == 0
+            released.append(job)
+    return released
+
+
+def _has_builder(job: Job, running: Iterable[Job]) -> bool:
+    return any(
+        other.builds_prefix
+        and other.request.scope == job.request.scope
+        and other.prefix == job.prefix
+        for other in running
+    )

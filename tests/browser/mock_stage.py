@@ -63,6 +63,9 @@ class MockStage:
         self.recalled: list[str] = []
         self.faults: list[str] = []
         self.failing = False
+        # Cleared by a test that wants a reply to stay unfinished until it has looked.
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
         self._ids = itertools.count(1)
         self._events = itertools.count(1)
         self._streams: set[asyncio.Queue[bytes | None]] = set()
@@ -147,7 +150,9 @@ class MockStage:
         if body["mention_bot"]:
             message["mentions"] = [{"key": "@_user_1", "id": BOT["id"], "name": BOT["name"]}]
         self.send("message", message)
-        self.trace("webhook", "im.message.receive_v1", {"decrypted": {"event": {"message": message["id"]}}})
+        self.trace(
+            "webhook", "im.message.receive_v1", {"decrypted": {"event": {"message": message["id"]}}}
+        )
         if body["mention_bot"] or body["chat_id"] == "oc_direct":
             self._spawn(self._reply(message))
         return web.json_response({"ok": True})
@@ -173,12 +178,23 @@ class MockStage:
         kind = (await request.json())["kind"]
         self.faults.append(kind)
         if kind == "rate_limit":
-            self.trace("api", "card.content #9", {"response": {"code": 99991400}}, status=429, code=99991400)
+            self.trace(
+                "api",
+                "card.content #9",
+                {"response": {"code": 99991400}},
+                status=429,
+                code=99991400,
+            )
         return web.json_response({"ok": True, "for_s": 10 if kind in {"down", "slow"} else 0})
 
     async def _new_chat(self, request: web.Request) -> web.Response:
         name = (await request.json())["name"]
-        chat = {"id": f"oc_new{next(self._ids)}", "name": name, "kind": "group", "members": ["ou_lin", "ou_alex"]}
+        chat = {
+            "id": f"oc_new{next(self._ids)}",
+            "name": name,
+            "kind": "group",
+            "members": ["ou_lin", "ou_alex"],
+        }
         self.chats.append(chat)
         self.send("chat", chat)
         self.send("message", self.put(chat["id"], BOT, "Hello, I am Hearth. Mention me and ask."))
@@ -198,11 +214,19 @@ class MockStage:
             text = self.answer[: len(self.answer) * step // self.steps]
             message["card"] = card(text, streaming=True, turn=message["id"])
             self.send("message", message)
-            self.trace("api", f"card.content #{step} · {len(text)} chars", {"request": {"content": text[:80], "sequence": step}})
+            self.trace(
+                "api",
+                f"card.content #{step} · {len(text)} chars",
+                {"request": {"content": text[:80], "sequence": step}},
+            )
             await asyncio.sleep(self.step_s)
+            if step == self.steps - 1:
+                await first_of(self.may_finish, stop)
             if stop.is_set():
                 break
-        message["card"] = card(text + ("\n\n*Stopped.*" if stop.is_set() else ""), streaming=False, turn=message["id"])
+        message["card"] = card(
+            text + ("\n\n*Stopped.*" if stop.is_set() else ""), streaming=False, turn=message["id"]
+        )
         self.send("message", message)
         self.send("reaction", {"message_id": question["id"], "reactions": []})
         question["reactions"] = []
@@ -236,7 +260,9 @@ class MockStage:
         for queue in self._streams:
             queue.put_nowait(frame)
 
-    def trace(self, direction: str, title: str, detail: Json, *, status: int = 200, code: int = 0) -> None:
+    def trace(
+        self, direction: str, title: str, detail: Json, *, status: int = 200, code: int = 0
+    ) -> None:
         """One line for the side panel."""
         webhook = direction == "webhook"
         self.send(
@@ -246,7 +272,9 @@ class MockStage:
                 "at": int(time.time() * 1000),
                 "direction": direction,
                 "method": "POST" if webhook else "PUT" if title.startswith("card") else "POST",
-                "path": "/webhook/feishu" if webhook else "/open-apis/cardkit/v1/cards/7355372766134157313/elements/answer/content",
+                "path": "/webhook/feishu"
+                if webhook
+                else "/open-apis/cardkit/v1/cards/7355372766134157313/elements/answer/content",
                 "status": status,
                 "code": code,
                 "ms": 3.4 if webhook else 12.8,
@@ -259,22 +287,50 @@ class MockStage:
 
 def card(text: str, *, streaming: bool, turn: str) -> Json:
     """A card as the sandbox shows it to the page: the answer and its buttons."""
-    names = [("stop", "Stop", "danger")] if streaming else [("regenerate", "Regenerate", "default"), ("new_topic", "New topic", "default")]
+    names = (
+        [("stop", "Stop", "danger")]
+        if streaming
+        else [("regenerate", "Regenerate", "default"), ("new_topic", "New topic", "default")]
+    )
     buttons = [
-        {"tag": "button", "element_id": "", "text": label, "type": kind, "value": {"action": action, "turn_id": turn}}
+        {
+            "tag": "button",
+            "element_id": "",
+            "text": label,
+            "type": kind,
+            "value": {"action": action, "turn_id": turn},
+        }
         for action, label, kind in names
     ]
-    columns = [{"tag": "column", "element_id": "", "elements": [button], "buttons": [button]} for button in buttons]
+    columns = [
+        {"tag": "column", "element_id": "", "elements": [button], "buttons": [button]}
+        for button in buttons
+    ]
     return {
         "elements": [
             {"tag": "markdown", "element_id": "answer", "content": text},
-            {"tag": "column_set", "element_id": "controls", "elements": columns, "buttons": buttons},
+            {
+                "tag": "column_set",
+                "element_id": "controls",
+                "elements": columns,
+                "buttons": buttons,
+            },
         ],
         "streaming": streaming,
         "summary": text[:40],
         "title": "",
         "streaming_config": {},
     }
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Return when one of them is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 async def _harden(_: web.Request, response: web.StreamResponse) -> None:
@@ -285,6 +341,8 @@ async def _harden(_: web.Request, response: web.StreamResponse) -> None:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--port", type=int, default=8090)
-    options.add_argument("--step", type=float, default=1.0, help="seconds between two updates of a card")
+    options.add_argument(
+        "--step", type=float, default=1.0, help="seconds between two updates of a card"
+    )
     chosen = options.parse_args()
     web.run_app(MockStage(step_s=chosen.step).app(), host="127.0.0.1", port=chosen.port)

@@ -172,7 +172,7 @@ export class Composer {
    */
   people(typed) {
     const { bot, users } = this.store.server;
-    const fits = (/** @type {string} */ name) => name.toLowerCase().includes(typed.toLowerCase());
+    const fits = (/** @type {string} */ name) => name.toLowerCase().split(" ").some((word) => word.startsWith(typed.toLowerCase()));
     return [
       { label: bot.name, hint: this.i18n.t("botTag"), lead: avatar({ id: bot.open_id, name: bot.name, bot: true }, "s"), testid: "pick-bot", choose: () => this.mentionBot() },
       ...users.filter((user) => user.id !== this.store.speakerId).map((user) => ({

@@ -32,7 +32,7 @@ export function traceRow(trace, i18n) {
     { type: "button", class: "trace-line", "aria-expanded": "false", "aria-controls": id },
     h("span", { class: "trace-arrow" }, icon(inward ? "arrowIn" : "arrowOut", 15)),
     h("span", { class: "trace-what" }, h("b", {}, trace.title || trace.path), h("code", { title: `${trace.method} ${trace.path}` }, `${trace.method} ${shortPath(trace.path)}`)),
-    trace.encrypted ? h("span", { class: "trace-lock", title: i18n.t("encrypted") }, icon("lock", 13), h("span", { class: "visually-hidden" }, i18n.t("encrypted"))) : null,
+    h("span", { class: "trace-lock", title: trace.encrypted ? i18n.t("encrypted") : null }, trace.encrypted ? lock(i18n) : null),
     outcome(trace, i18n),
   );
   const row = h("li", { class: `trace ${inward ? "is-in" : "is-out"}`, testid: "trace-item", "data-direction": trace.direction }, line, detail);
@@ -44,6 +44,11 @@ export function traceRow(trace, i18n) {
     line.setAttribute("aria-expanded", String(open));
   });
   return row;
+}
+
+/** @param {import("./i18n.js").I18n} i18n */
+function lock(i18n) {
+  return [icon("lock", 13), h("span", { class: "visually-hidden" }, i18n.t("encrypted"))];
 }
 
 /**

@@ -20,7 +20,11 @@ from pathlib import Path
 
 import pytest
 
-_PLACES = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), Path("/usr/local/bin"), Path("/usr/bin")]
+_PLACES = [
+    *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True),
+    Path("/usr/local/bin"),
+    Path("/usr/bin"),
+]
 # A test server has nothing to lose: no fsync, and few connections.
 _SETTINGS = {
     "fsync": "off",
@@ -62,7 +66,10 @@ class PostgresServer:
 
 
 def _find_tools() -> Path | None:
-    return next((place for place in _PLACES if (place / "initdb").exists() and (place / "pg_ctl").exists()), None)
+    return next(
+        (place for place in _PLACES if (place / "initdb").exists() and (place / "pg_ctl").exists()),
+        None,
+    )
 
 
 def _account() -> tuple[str, ...]:
@@ -80,7 +87,9 @@ def postgres_server() -> Iterator[PostgresServer]:
     """One server for this pytest process (each xdist worker has its own)."""
     tools = _find_tools()
     if tools is None:
-        reason = "no PostgreSQL server binaries (Debian: apt install postgresql); its tests did not run"
+        reason = (
+            "no PostgreSQL server binaries (Debian: apt install postgresql); its tests did not run"
+        )
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
@@ -94,7 +103,10 @@ def postgres_server() -> Iterator[PostgresServer]:
     try:
         server.run("initdb", "-D", str(folder / "data"), "-U", server.user, "-A", "trust", "-E", "UTF8",
                    "--locale=C", "--no-sync")  # fmt: skip
-        lines = [f"{name} = {value}" for name, value in {**_SETTINGS, "unix_socket_directories": f"'{folder}'"}.items()]
+        lines = [
+            f"{name} = {value}"
+            for name, value in {**_SETTINGS, "unix_socket_directories": f"'{folder}'"}.items()
+        ]
         with (folder / "data" / "postgresql.conf").open("a") as conf:
             conf.write("\n".join(["", *lines, ""]))
         server.control("start")
@@ -109,7 +121,9 @@ def postgres_server() -> Iterator[PostgresServer]:
 async def _execute(server: PostgresServer, statement: str) -> None:
     import asyncpg
 
-    connection = await asyncpg.connect(user=server.user, database="postgres", host=str(server.folder))
+    connection = await asyncpg.connect(
+        user=server.user, database="postgres", host=str(server.folder)
+    )
     try:
         await connection.execute(statement)
     finally:
@@ -142,7 +156,9 @@ async def postgres_empty_url(postgres_server: PostgresServer) -> AsyncIterator[s
 
 
 @pytest.fixture
-async def postgres_url(postgres_server: PostgresServer, postgres_template: str) -> AsyncIterator[str]:
+async def postgres_url(
+    postgres_server: PostgresServer, postgres_template: str
+) -> AsyncIterator[str]:
     """The URL of a new database with Hearth's newest schema."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     await _execute(postgres_server, f"CREATE DATABASE {name} TEMPLATE {postgres_template}")

@@ -11,11 +11,15 @@ from bot.domain.types import ChatKind, Lane, ReplyTarget, Sender, SessionKey, Tu
 _numbers = itertools.count(1)
 
 
-def session_key(user: str = "u1", *, chat_id: str = "c1", shared: bool = False, app: str = "app") -> SessionKey:
+def session_key(
+    user: str = "u1", *, chat_id: str = "c1", shared: bool = False, app: str = "app"
+) -> SessionKey:
     return SessionKey(app, chat_id, None, None if shared else user)
 
 
-def _draft(kind: TurnKind, lane: Lane, text: str, user: str, shared: bool, message_id: str) -> TurnDraft:
+def _draft(
+    kind: TurnKind, lane: Lane, text: str, user: str, shared: bool, message_id: str
+) -> TurnDraft:
     message_id = message_id or f"om_{next(_numbers)}"
     return TurnDraft(
         session=session_key(user, shared=shared),

@@ -62,14 +62,16 @@ class Database:
 
     async def close(self) -> None:
         """Write what waits, close every connection, give the lock back. Later calls raise; closing twice is harmless."""
+        readers, self._readers = self._readers, None
         try:
             if self._writer is not None:
                 await self._writer.close()
-            if self._readers is not None:
-                readers, self._readers = self._readers, None
-                await readers.dispose()
         finally:
-            self._drop_lock()
+            try:
+                if readers is not None:
+                    await readers.dispose()
+            finally:
+                self._drop_lock()
 
     def _drop_lock(self) -> None:
         if self._lock is not None:
@@ -85,7 +87,7 @@ class Database:
     async def read(self, query: Work[T]) -> T:
         """Run a query on a connection of its own: it never waits for a writer. Raises StoreError."""
         if self._readers is None:
-            raise StoreError(f"the database {self.place.label} is not open")
+            raise StoreError(f"the database {self.place.label} is closed or not open yet")
         try:
             async with self._readers.connect() as connection:
                 return await connection.run_sync(query)
@@ -102,10 +104,16 @@ class Database:
         """An INSERT that knows ON CONFLICT. Both dialects have the same methods but no common type, hence Any."""
         return sqlite.insert(table) if self.place.is_sqlite else postgresql.insert(table)
 
-    def now_micros(self) -> sa.ColumnElement[int]:
-        """The time that leases go by: the server's, where several processes share the database."""
+    def now(self) -> sa.ColumnElement[int]:
+        """The time that leases go by, in microseconds; run it with `now_values`.
+
+        It is the server's, where several processes share the database, else this process's clock.
+        """
         if self.place.is_sqlite:
-            return sa.literal(to_micros(self.clock()), sa.BigInteger)
-        return sa.cast(
-            sa.func.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger
-        )
+            return sa.bindparam("now_us", type_=sa.BigInteger)
+        seconds = sa.func.extract("epoch", sa.func.clock_timestamp())
+        return sa.cast(seconds * 1_000_000, sa.BigInteger)
+
+    def now_values(self) -> dict[str, int]:
+        """What a statement with `now()` in it must be run with."""
+        return {"now_us": to_micros(self.clock())} if self.place.is_sqlite else {}

@@ -85,11 +85,26 @@ _WITH_SESSION = sa.select(
 ).join(sessions, sessions.c.id == turns.c.session_id)
 
 
-def load(
-    connection: Connection, where: sa.ColumnElement[bool], *, limit: int | None = None
-) -> list[Turn]:
+_OF_IDS = _WITH_SESSION.where(turns.c.id.in_(sa.bindparam("ids", expanding=True))).order_by(
+    turns.c.seq
+)
+_MESSAGES_OF = (
+    sa.select(inbound.c.turn_id, inbound.c.message_id)
+    .where(inbound.c.turn_id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(inbound.c.id)
+)
+
+
+def load(connection: Connection, where: sa.ColumnElement[bool]) -> list[Turn]:
     """The turns that match, in order of arrival, with their message ids: two statements however many there are."""
-    rows = connection.execute(_WITH_SESSION.where(where).order_by(turns.c.seq).limit(limit)).all()
+    rows = connection.execute(_WITH_SESSION.where(where).order_by(turns.c.seq)).all()
+    return _with_messages(connection, rows)
+
+
+def load_ids(connection: Connection, ids: Iterable[str]) -> list[Turn]:
+    """The turns with these ids, in order of arrival: two statements, none for no ids."""
+    wanted = list(ids)
+    rows = connection.execute(_OF_IDS, {"ids": wanted}).all() if wanted else []
     return _with_messages(connection, rows)
 
 
@@ -105,10 +120,7 @@ def _with_messages(connection: Connection, rows: Sequence[AnyRow]) -> list[Turn]
     if not rows:
         return []
     messages: dict[str, list[str]] = {row.id: [] for row in rows}
-    of_these = sa.select(inbound.c.turn_id, inbound.c.message_id).where(
-        inbound.c.turn_id.in_(list(messages))
-    )
-    for turn_id, message_id in connection.execute(of_these.order_by(inbound.c.id)):
+    for turn_id, message_id in connection.execute(_MESSAGES_OF, {"ids": list(messages)}):
         messages[turn_id].append(message_id)
     return [_read(row, tuple(messages[row.id])) for row in rows]
 

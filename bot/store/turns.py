@@ -6,7 +6,6 @@ turn per (session, lane)" by a partial unique index.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,15 +24,13 @@ _QUEUED = sa.text("turns.state = 'queued'")
 _RUNNING = sa.text("turns.state = 'running'")
 
 
-def _first_in_line(lock: bool, limit: int) -> sa.Select[Any]:
+def _first_in_line(*, lock: bool) -> sa.Select[Any]:
     """The oldest QUEUED turn of each (session, lane) without a RUNNING one, oldest first.
 
     With `lock` (PostgreSQL) rows that another process is claiming are passed over. The turn behind such a row is not
     taken instead: this statement still sees the row as QUEUED and earlier.
     """
-    ahead = turns.alias("ahead")
-    busy = turns.alias("busy")
-    same_line = (ahead.c.session_id == turns.c.session_id, ahead.c.lane == turns.c.lane)
+    ahead, busy = turns.alias("ahead"), turns.alias("busy")
     query = (
         sa.select(turns.c.id)
         .where(
@@ -44,83 +41,84 @@ def _first_in_line(lock: bool, limit: int) -> sa.Select[Any]:
                 sa.text("busy.state = 'running'"),
             ),
             ~sa.exists().where(
-                *same_line, sa.text("ahead.state = 'queued'"), ahead.c.seq < turns.c.seq
+                ahead.c.session_id == turns.c.session_id,
+                ahead.c.lane == turns.c.lane,
+                sa.text("ahead.state = 'queued'"),
+                ahead.c.seq < turns.c.seq,
             ),
         )
         .order_by(turns.c.seq)
-        .limit(limit)
+        .limit(sa.bindparam("at_most", type_=sa.Integer))
     )
     return query.with_for_update(of=turns, skip_locked=True) if lock else query
 
 
-@dataclass(frozen=True, slots=True)
 class Turns:
-    """Works and queries on turns. Holds no state but the database."""
+    """Works and queries on turns. Holds no state but the database and its ready-made statements."""
 
-    db: Database
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        lease_end = db.now() + sa.bindparam("lease_us", type_=sa.BigInteger)
+        # A CTE, since PostgreSQL may run a plain sub-select with LIMIT more than once.
+        picked = (
+            _first_in_line(lock=not db.place.is_sqlite).cte("picked").prefix_with("MATERIALIZED")
+        )
+        self._take = (
+            sa.update(turns)
+            .where(turns.c.id.in_(sa.select(picked.c.id)), _QUEUED)
+            .values(
+                state=TurnState.RUNNING.value,
+                attempt=turns.c.attempt + 1,
+                lease_owner=sa.bindparam("owner"),
+                lease_until=lease_end,
+            )
+            .returning(turns.c.id)
+        )
+        self._extend = (
+            sa.update(turns)
+            .where(_RUNNING, turns.c.lease_owner == sa.bindparam("owner"))
+            .values(lease_until=lease_end)
+            .returning(turns.c.id)
+        )
 
     # -- running -----------------------------------------------------------------------------------------------------
     async def claim(self, owner: str, lease_s: float, limit: int) -> list[Turn]:
         """See ports.Store. Three statements, however many turns are taken and however long the history is."""
         if limit < 1:
             return []
+        values = self._lease(owner, lease_s) | {"at_most": limit}
+
+        def work(connection: Connection) -> list[Turn]:
+            return turnrows.load_ids(connection, connection.execute(self._take, values).scalars())
+
         try:
-            return await self.db.write(
-                lambda connection: self._claim(connection, owner, lease_s, limit)
-            )
+            return await self._db.write(work)
         except StoreError as error:
-            if isinstance(
-                error.__cause__, IntegrityError
-            ):  # another process was quicker; the next call sees it
+            if isinstance(error.__cause__, IntegrityError):  # another process was quicker
                 return []
             raise
 
-    def _claim(self, connection: Connection, owner: str, lease_s: float, limit: int) -> list[Turn]:
-        # A CTE, since PostgreSQL may run a plain sub-select with LIMIT more than once.
-        picked = (
-            _first_in_line(not self.db.place.is_sqlite, limit)
-            .cte("picked")
-            .prefix_with("MATERIALIZED")
-        )
-        take = (
-            sa.update(turns)
-            .where(turns.c.id.in_(sa.select(picked.c.id)), _QUEUED)
-            .values(
-                state=TurnState.RUNNING.value,
-                attempt=turns.c.attempt + 1,
-                lease_owner=owner,
-                lease_until=self._lease_end(lease_s),
-            )
-            .returning(turns.c.id)
-        )
-        taken = list(connection.execute(take).scalars())
-        return turnrows.load(connection, turns.c.id.in_(taken)) if taken else []
-
-    def _lease_end(self, lease_s: float) -> sa.ColumnElement[int]:
-        return self.db.now_micros() + round(lease_s * 1_000_000)
+    def _lease(self, owner: str, lease_s: float) -> dict[str, Any]:
+        return {"owner": owner, "lease_us": round(lease_s * 1_000_000), **self._db.now_values()}
 
     async def heartbeat(self, owner: str, lease_s: float) -> frozenset[str]:
         """See ports.Store."""
-        extend = (
-            sa.update(turns)
-            .where(_RUNNING, turns.c.lease_owner == owner)
-            .values(lease_until=self._lease_end(lease_s))
-            .returning(turns.c.id)
-        )
-        return await self.db.write(lambda c: frozenset(c.execute(extend).scalars()))
+        values = self._lease(owner, lease_s)
+        return await self._db.write(lambda c: frozenset(c.execute(self._extend, values).scalars()))
 
     async def release(self, turn_id: str, owner: str) -> None:
         """See ports.Store."""
         held = sa.and_(turns.c.id == turn_id, _RUNNING, turns.c.lease_owner == owner)
-        await self.db.write(lambda c: _requeue(c, held))
+        await self._db.write(lambda c: c.execute(_requeue(held)).close())
 
     async def recover(self, owner: str) -> int:
         """See ports.Store."""
-        lost: sa.ColumnElement[bool] = turns.c.lease_until < self.db.now_micros()
-        if self.db.place.is_sqlite:
+        lost: sa.ColumnElement[bool] = turns.c.lease_until < self._db.now()
+        if self._db.place.is_sqlite:
             # This process holds the file's lock: whoever else ran a turn is dead.
             lost = sa.or_(lost, turns.c.lease_owner != owner)
-        return await self.db.write(lambda c: _requeue(c, sa.and_(_RUNNING, lost)))
+        back, values = _requeue(sa.and_(_RUNNING, lost)), self._db.now_values()
+        return await self._db.write(lambda c: c.execute(back, values).rowcount)
 
     async def finish_turn(
         self, turn_id: str, owner: str, state: TurnState, *, error: str = ""
@@ -134,12 +132,12 @@ class Turns:
             .values(
                 state=state.value,
                 error=error,
-                finished_at=self.db.clock(),
+                finished_at=self._db.clock(),
                 lease_owner=None,
                 lease_until=None,
             )
         )
-        return await self.db.write(lambda c: c.execute(finish).rowcount == 1)
+        return await self._db.write(lambda c: c.execute(finish).rowcount == 1)
 
     async def fix_prompt(self, turn_id: str, prompt_text: str, *, noted_date: str = "") -> None:
         """See ports.Store."""
@@ -154,7 +152,7 @@ class Turns:
                     .values(noted_date=noted_date)
                 )
 
-        await self.db.write(work)
+        await self._db.write(work)
 
     async def request_cancel(self, turn_id: str, *, silent: bool = False) -> TurnState | None:
         """See ports.Store. A QUEUED turn that already shows something stays QUEUED, marked: whoever claims it ends it."""
@@ -166,7 +164,7 @@ class Turns:
             ).scalar()
             if found is None:
                 return None
-            for cancel in turnrows.cancel_waiting(this, self.db.clock(), silent=silent):
+            for cancel in turnrows.cancel_waiting(this, self._db.clock(), silent=silent):
                 connection.execute(cancel)
             quiet: dict[str, Any] = {"silent": 1} if silent else {}
             connection.execute(
@@ -174,25 +172,25 @@ class Turns:
             )
             return TurnState(found)
 
-        return await self.db.write(work)
+        return await self._db.write(work)
 
     # -- looking -----------------------------------------------------------------------------------------------------
     async def turn(self, turn_id: str) -> Turn | None:
         """See ports.Store."""
-        return await self.db.read(lambda c: turnrows.load_newest(c, turns.c.id == turn_id))
+        return await self._db.read(lambda c: turnrows.load_newest(c, turns.c.id == turn_id))
 
     async def turn_of_message(self, app_id: str, message_id: str) -> Turn | None:
         """See ports.Store. The newest, where a message was asked again."""
         of_message = sa.select(inbound.c.turn_id).where(
             inbound.c.app_id == app_id, inbound.c.message_id == message_id
         )
-        return await self.db.read(lambda c: turnrows.load_newest(c, turns.c.id.in_(of_message)))
+        return await self._db.read(lambda c: turnrows.load_newest(c, turns.c.id.in_(of_message)))
 
     async def unfinished_turns(self, session_id: str) -> list[Turn]:
         """See ports.Store."""
         mine = sa.and_(turns.c.session_id == session_id, turns.c.kind == TurnKind.CHAT.value)
         # Two texts rather than one IN: each matches the condition of a partial index.
-        return await self.db.read(
+        return await self._db.read(
             lambda c: turnrows.load(c, sa.and_(mine, sa.or_(_QUEUED, _RUNNING)))
         )
 
@@ -201,13 +199,11 @@ class Turns:
         finished = turns.c.state.in_([state.value for state in _FINISHED])
         mine = sa.and_(turns.c.session_id == session_id, turns.c.kind == TurnKind.CHAT.value)
         asked = sa.and_(turns.c.replaced == 0, turns.c.silent == 0)
-        return await self.db.read(lambda c: turnrows.load_newest(c, sa.and_(mine, finished, asked)))
+        return await self._db.read(
+            lambda c: turnrows.load_newest(c, sa.and_(mine, finished, asked))
+        )
 
 
-def _requeue(connection: Connection, which: sa.ColumnElement[bool]) -> int:
-    back = (
-        sa.update(turns)
-        .where(which)
-        .values(state=TurnState.QUEUED.value, lease_owner=None, lease_until=None)
-    )
-    return connection.execute(back).rowcount
+def _requeue(which: sa.ColumnElement[bool]) -> sa.Update:
+    back = {"state": TurnState.QUEUED.value, "lease_owner": None, "lease_until": None}
+    return sa.update(turns).where(which).values(back)

@@ -101,8 +101,10 @@ class Writer:
         self._wake.set()
         task, self._task = self._task, None
         if task is not None:
-            await task
-            await self.channel.close()
+            try:
+                await task
+            finally:
+                await self.channel.close()
 
     # -- the task ----------------------------------------------------------------------------------------------------
     async def _loop(self) -> None:

@@ -87,7 +87,7 @@ async def main(args: argparse.Namespace) -> None:
             "fsync_ms_median_before": round(before, 2), "fsync_ms_median_after": round(fsync_ms(folder), 2),
             "load": round(os.getloadavg()[0], 1), "one": alone, f"{args.writers}_together": together,
         }  # fmt: skip
-    print(json.dumps(figures))  # noqa: T201
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

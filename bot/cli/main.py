@@ -97,6 +97,28 @@ def chat(config: OptionalConfig = None, engine: EngineOption = "") -> None:
 
 
 @app.command()
+def bench(
+    model: Annotated[
+        str, typer.Argument(help="A GGUF file, or a [models] table of --config.")
+    ] = "",
+    config: OptionalConfig = None,
+    against: Annotated[
+        str, typer.Option(help="URL of an OpenAI-compatible server to compare with.")
+    ] = "",
+    concurrency: Annotated[str, typer.Option(help="People asking at the same moment.")] = "1,4,8",
+    turns: Annotated[int, typer.Option(help="Turns per conversation; 0 leaves them out.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds; the medians are reported.")] = 2,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per reply.")] = 96,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure tokens per second and time to first token."""
+    from bot.cli.bench import BenchOptions, run_bench
+
+    options = BenchOptions(model, against, concurrency, turns, rounds, max_tokens, as_json)
+    asyncio.run(run_bench(load_config(config) if config else None, options))
+
+
+@app.command()
 def migrate(config: ConfigOption = Path("config.toml")) -> None:
     """Bring the database up to date (this also happens at every start)."""
     from bot.cli.serve import migrate as run_migrate

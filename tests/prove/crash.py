@@ -17,12 +17,12 @@ from bot.sandbox.feishu.config import Limits
 from tests.prove.suite import Figures, Item, Suite, median
 from tests.support.stand import KillPoint, Stand
 
-# A reply long enough to need several card updates; the fake model writes one token each 4 ms.
+# A reply long enough to need several card updates; the fake model writes one token (a byte) each 2 ms.
 ANSWER = (
     "第一句。Then a second sentence, and more. " * 12
     + "\n\n```python\nprint('end')\n```\n\nThe very end."
 )
-FAKE = {"reply": ANSWER, "token_delay_s": "0.004"}
+FAKE = {"reply": ANSWER, "token_delay_s": "0.002"}
 BOT = {"update_interval_s": 0.35}
 POINTS = 14
 
@@ -32,7 +32,8 @@ def stand_in(folder: Path, *, seed: int = 0) -> Stand:
     del seed
     return Stand(
         folder,
-        models={"backend": "fake", "fake": FAKE},
+        models={"backend": "fake", "n_ctx": 8192, "fake": FAKE},
+        extra={"chat": {"max_new_tokens": 1500}},
         bot=BOT,
         sandbox_config=SandboxConfig(redelivery_s=(0.3, 0.6, 1.2, 2.4), limits=Limits()),
     )

@@ -61,6 +61,11 @@ def conversation_fingerprint(model_fingerprint: str, system: str) -> str:
     return f"{model_fingerprint}+{hashlib.sha256(system.encode()).hexdigest()[:12]}"
 
 
+def same_model(fingerprint: str, model_fingerprint: str) -> bool:
+    """Whether a conversation's fingerprint belongs to this model, whatever the system message says by now."""
+    return fingerprint.rpartition("+")[0] == model_fingerprint
+
+
 def clean_name(name: str) -> str:
     """A display name that cannot pass for markup: no control characters, brackets or line breaks; bounded."""
     kept = "".join(" " if char.isspace() else char for char in name)

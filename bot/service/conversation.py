@@ -2,7 +2,7 @@
 
 The question is fixed (stored) when the turn first runs, so that a turn that is taken up again is shown to the model in the
 very same words. Before the first token the session's canonical record names the fingerprint that the reply's ids belong
-to: a reply is continued from stored ids only under the same one.
+to: a reply is continued from stored ids only by the same model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from bot.domain.prompt import (
     conversation_fingerprint,
     date_note,
     next_canonical,
+    same_model,
     speaker_name,
     system_text,
     usable,
@@ -68,9 +69,9 @@ class Conversation:
             cut_marker=say(language, "prompt.cut"),
         )
         built = await self._build(PromptBuilder(self._engine, info), wanted)
-        known = canonical is not None and canonical.fingerprint == fingerprint
-        if not known:
+        if canonical is None or canonical.fingerprint != fingerprint:
             await self._remember_fingerprint(canonical, fingerprint)
+        known = canonical is not None and same_model(canonical.fingerprint, info.fingerprint)
         return Prepared(
             built=built,
             fingerprint=fingerprint,

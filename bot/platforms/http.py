@@ -189,6 +189,8 @@ class TokenSource:
     async def _renew(self) -> Token:
         if self._flight is None or self._flight.done():
             self._flight = asyncio.create_task(self._fetch_once(), name="token-fetch")
+            # Its failure is told to whoever waits; when all of them have left, it is nobody's.
+            self._flight.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._flight)
 
     async def _fetch_once(self) -> Token:

@@ -14,7 +14,7 @@ import structlog
 
 from bot.config import FeishuBotConfig
 from bot.domain.types import ReplyTarget
-from bot.errors import Ambiguous, PlatformError, RetryLater
+from bot.errors import Ambiguous, ConfigError, PlatformError, RetryLater
 from bot.platforms.base import PartLedger, Received, ReplyDriver, WebhookReply, WebhookRequest
 from bot.platforms.budget import CallBudget
 from bot.platforms.feishu.api import FeishuApi
@@ -173,5 +173,9 @@ def _is_fresh(target: ReplyTarget) -> bool:
 def open_adapter(
     name: str, config: FeishuBotConfig, http: SharedHttp, budget: CallBudget
 ) -> FeishuAdapter:
-    """The adapter of one configured bot; `start` it before use."""
+    """The adapter of one configured bot; `start` it before use. Raises ConfigError for what is not built."""
+    if config.mode == "websocket":
+        raise ConfigError(
+            f'bots.{name}.mode = "websocket": the long connection is not built yet; use mode = "webhook"'
+        )
     return FeishuAdapter(name, config, http, budget)

@@ -172,4 +172,7 @@ class FeishuApi:
         self, api: str, method: str, card_id: str, path: str, body: Mapping[str, Any]
     ) -> None:
         where = f"{_CARDS}/{quote(card_id, safe='')}{path}"
-        await self.client.call(Call(api, method, where, body, limits=(card_limit(card_id),)))
+        # A snapshot that would wait longer is better replaced by a newer one.
+        await self.client.call(
+            Call(api, method, where, body, limits=(card_limit(card_id),), max_wait_s=1.0)
+        )

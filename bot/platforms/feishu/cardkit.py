@@ -56,10 +56,13 @@ class CardKitCard(Surface):
         """Open the card or let it grow."""
         if not self.visible:
             await self._open(face, closing=False)
-        elif self.buttons != face.buttons or (self._whole_only and face.content != self.shown):
+        elif self.buttons != face.buttons:
             await self._put_card(face, closing=False)
         elif face.content != self.shown:
-            await self._grow(face)
+            if self._whole_only or not self._extends(face):
+                await self._put_card(face, closing=False)
+            else:
+                await self._grow(face)
 
     async def _open(self, face: Face, *, closing: bool) -> None:
         """The first sight. With an entity made ahead (or by an earlier process) one round trip shows the text."""
@@ -130,6 +133,10 @@ class CardKitCard(Surface):
                 self._whole_only = True
                 await self._put_card(face, closing=False)
 
+    def _extends(self, face: Face) -> bool:
+        """Only longer text is typed; anything else (a status giving way) replaces the element at once (§5.2)."""
+        return self.shown is not None and face.content.startswith(self.shown)
+
     async def _content(self, face: Face) -> None:
         api, card_id = self.context.api, self.part.remote_id
         await self._operate(
@@ -156,7 +163,8 @@ class CardKitCard(Surface):
             await self._put_card(face, closing=True)
             return
         if face.content != self.shown:
-            if self._whole_only or self._off or self._streaming_too_long():
+            typed = self._extends(face) and not self._whole_only and not self._off
+            if not typed or self._streaming_too_long():
                 await self._put_card(face, closing=True)
                 return
             await self._content(face)

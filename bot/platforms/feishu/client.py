@@ -19,9 +19,9 @@ from bot.platforms.limits import Limit, RateLimiter
 
 log = structlog.get_logger()
 
-# Per API and app 50/s and 1000/min (feishu.md §4.5): burst + rate × t stays under both.
-_PER_SECOND = (38.0, 12.0)
-_PER_MINUTE = (15.0, 100.0)
+# Per API and app 50/s and 1000/min (feishu.md §4.5): burst + rate × t stays under both, with room for jitter on the way.
+_PER_SECOND = (32.0, 8.0)
+_PER_MINUTE = (14.0, 80.0)
 # A limit of the whole API, not of one chat or card.
 _API_WIDE = {99991400, 11232, 11247}
 
@@ -41,17 +41,17 @@ class Call:
 
 def chat_limit(chat_id: str) -> Limit:
     """5 sends per second to one chat, shared by all bots in it."""
-    return Limit(f"chat:{chat_id}", 4.0, 1.0)
+    return Limit(f"chat:{chat_id}", 3.5, 1.0)
 
 
 def message_limit(message_id: str) -> Limit:
     """5 PATCH per second on one message."""
-    return Limit(f"message:{message_id}", 4.0, 1.0)
+    return Limit(f"message:{message_id}", 3.5, 1.0)
 
 
 def card_limit(card_id: str) -> Limit:
     """10 operations per second on one card entity."""
-    return Limit(f"card:{card_id}", 7.0, 3.0)
+    return Limit(f"card:{card_id}", 5.0, 3.0)
 
 
 class FeishuClient:

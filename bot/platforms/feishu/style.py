@@ -23,7 +23,13 @@ class Style:
         self._verbatim = False
 
     def body(self, kind: str, text: str, start: int, end: int, *, final: bool) -> str:
-        """text[start:end] as it is shown; what an earlier message left open is opened again."""
+        """text[start:end] as it is shown; what an earlier message left open is opened again.
+
+        Space at the end waits for what follows it: a final text has none, and must extend what was shown.
+        """
+        return self._body(kind, text, start, end, final=final).rstrip()
+
+    def _body(self, kind: str, text: str, start: int, end: int, *, final: bool) -> str:
         if end <= start:
             return ""
         if kind == "text":

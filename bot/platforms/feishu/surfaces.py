@@ -175,16 +175,20 @@ class PlainCard(Surface):
     def __init__(self, context: ReplyContext, part: ReplyPart) -> None:
         super().__init__(context, part)
         self._shown: Face | None = None
+        # What the first attempt carried: a uuid is for one content only (feishu.md §4.1). Not known of another process.
+        self._attempted: Face | None = None
+        self._taken_over = self.uncertain
 
     async def show(self, face: Face) -> None:
         """Send or update."""
         turn_id = self.part.turn_id
         if not self.visible:
-            content = cards.card(face, turn_id)
-            await self._send("interactive", content, face)
-            self._shown = None if self.uncertain else face
-            self.uncertain = False
-            self.shown_upto = face.upto_chars
+            if self.part.state is PartState.PLANNED or self._attempted is None:
+                self._attempted = face
+            first = self._attempted
+            await self._send("interactive", cards.card(first, turn_id), first)
+            self._shown = None if self._taken_over else first
+            self.shown_upto = first.upto_chars
         shown = self._shown
         if shown is None or (shown.content, shown.buttons) != (face.content, face.buttons):
             await self.save(covers_to_chars=max(face.upto_chars, self.part.covers_to_chars))

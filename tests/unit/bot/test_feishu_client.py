@@ -12,7 +12,15 @@ import pytest
 
 from bot.config import FeishuBotConfig
 from bot.domain.types import ReplyTarget
-from bot.errors import Ambiguous, FallBack, GiveUp, PlatformError, RetryLater, TargetGone
+from bot.errors import (
+    Ambiguous,
+    ConfigError,
+    FallBack,
+    GiveUp,
+    PlatformError,
+    RetryLater,
+    TargetGone,
+)
 from bot.platforms.budget import MemoryBudget
 from bot.platforms.feishu import FeishuAdapter, open_adapter
 from bot.platforms.feishu.client import Call, FeishuClient, chat_limit
@@ -277,6 +285,11 @@ async def test_a_failing_sign_of_life_is_no_error(
     wire.script["/reactions/r1"] = [fault]
     await adapter.clear_alive(target(), "r1")
     await adapter.close()
+
+
+def test_the_long_connection_is_refused_in_one_line(wire: Wire) -> None:
+    with pytest.raises(ConfigError, match="websocket"):
+        adapter_on(wire, mode="websocket")
 
 
 def test_a_button_is_answered_by_a_toast_only(wire: Wire) -> None:

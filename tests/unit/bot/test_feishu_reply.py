@@ -403,7 +403,7 @@ async def test_a_status_gives_way_to_text_and_an_unchanged_view_costs_nothing(st
     await reply.show(grow("", 2, status="3rd in line"))
     await reply.show(grow("Yes", 3, status="x"))
     await reply.show(grow("Yes", 4))
-    assert stage.wire.calls() == ["content"]
+    assert stage.wire.calls() == ["put_card"]  # nothing to type on: the status is replaced at once
     assert stage.wire.only().text == "Yes"
 
 
@@ -424,6 +424,27 @@ async def test_a_reply_in_a_topic_stays_there_and_a_greeting_goes_to_the_chat(st
     await stage.reply().finish(done("hello all"))
     assert stage.wire.names[-1] == "send"
     assert stage.wire.bodies[-1]["receive_id"] == "oc_1"
+
+
+async def test_space_at_the_end_of_a_growing_text_is_not_taken_back(stage: Stage) -> None:
+    """A final text comes without it: the last edit must still extend what was shown."""
+    reply = stage.reply()
+    await reply.show(grow("one\n"))
+    await reply.show(grow("one\n\n", 2))
+    stage.wire.calls()
+    await reply.finish(done("one"))
+    assert stage.wire.calls() == ["settings", "controls"]
+    assert_closed(stage.wire.only(), "one")
+
+
+async def test_a_restarted_text_replaces_the_old_one(stage: Stage) -> None:
+    reply = stage.reply()
+    await reply.show(grow("an answer that is lost"))
+    stage.wire.calls()
+    await reply.show(grow("another", 2))
+    assert stage.wire.calls() == ["put_card"]
+    await reply.finish(done("another one"))
+    assert_closed(stage.wire.only(), "another one")
 
 
 # -- the question is taken back ---------------------------------------------------------------------------------------

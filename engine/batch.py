@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import structlog
 
-from engine.backends.base import Backend, BatchPart, DecodeFailed, DecodeStatus
+from engine.backends.base import Backend, BatchPart, DecodeFailed, DecodeStatus, MemoryKind
 from engine.errors import EngineError
 from engine.job import Job
 from engine.kv.pool import SequencePool
@@ -23,11 +23,11 @@ class Planned(NamedTuple):
     part: BatchPart
 
 
-def need_of(job: Job) -> Need | None:
+def need_of(job: Job, memory: MemoryKind) -> Need | None:
     """What a running job could compute in this step; None = it has to wait."""
     n_tokens = job.n_to_compute
-    if job.builds_prefix:
-        # A recurrent state can only be copied whole: stop exactly behind the prefix.
+    if job.builds_prefix and memory is MemoryKind.RECURRENT:
+        # Such a state can only be copied whole: stop exactly behind the prefix.
         n_tokens = min(n_tokens, job.request.n_shared_prefix - job.n_computed)
     if job.awaits_prefix or n_tokens <= 0:
         return None

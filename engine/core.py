@@ -14,6 +14,7 @@ Promises:
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -283,7 +284,9 @@ class Core:
     # Plan and decode.
 
     def _plan(self) -> list[Planned]:
-        needs = [need for job in self._running.values() if (need := need_of(job)) is not None]
+        memory = self._backend.memory
+        wishes = (need_of(job, memory) for job in self._running.values())
+        needs = [need for need in wishes if need is not None]
         n_prefill = self._pace.budget(replies_running=any(need.is_reply for need in needs))
         grants = plan_batch(needs, n_batch=self._backend.n_batch, n_prefill=n_prefill)
         return [part_of(self._running[grant.id], grant.n_tokens) for grant in grants]
@@ -305,7 +308,9 @@ class Core:
             try:
                 self._apply(index, job, part)
             except Exception as error:  # noqa: BLE001 - one broken reply must not end the others
-                _log.exception("reply_failed", request_id=job.id)
+                # Not `exception=`: pretty tracebacks print local variables, and those are somebody's words.
+                trace = "".join(traceback.format_exception(error))
+                _log.error("reply_failed", request_id=job.id, trace=trace)
                 message = f"the reply could not be continued: {type(error).__name__}: {error}"
                 self._fail(job, FailureCode.DECODE, message, retryable=True)
 

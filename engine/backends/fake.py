@@ -142,7 +142,7 @@ class FakeBackend:
         self.n_outputs_max = config.n_parallel
         self.n_batch = min(config.n_batch, _N_BATCH)
         self.n_vocab = N_VOCAB
-        self.memory = MemoryKind(self._script.get("memory", "attention"))
+        self.memory = self._memory_kind()
         self.n_swa = int(self._script.get("n_swa", "0"))
         self.bos_text, self.eos_text, self.add_bos = "", SPECIALS[1], False
         self.cache = FakeCache(self.n_cells, self.n_seq_max, self.n_swa)
@@ -161,6 +161,14 @@ class FakeBackend:
             raise EngineConfigError(
                 f"models.{self._config.name}.fake.{key} must be a number, not {self._script[key]!r}"
             ) from None
+
+    def _memory_kind(self) -> MemoryKind:
+        value = self._script.get("memory", MemoryKind.ATTENTION)
+        if value not in set(MemoryKind):
+            raise EngineConfigError(
+                f"models.{self._config.name}.fake.memory must be one of {', '.join(MemoryKind)}, not {value!r}"
+            )
+        return MemoryKind(value)
 
     def _wait(self, seconds: float) -> None:
         if seconds > 0:

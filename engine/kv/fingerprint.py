@@ -113,7 +113,8 @@ def _add_file(digest: hashlib.blake2b, path: Path) -> None:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             head = _Head(data)
             try:
-                complete = head.at + _skip_head(head) < n_bytes
+                last_tensor = _skip_head(head)
+                complete = head.at + last_tensor < n_bytes
             except (struct.error, ValueError, OverflowError):
                 complete = False
             if not complete:

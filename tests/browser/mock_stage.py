@@ -45,7 +45,7 @@ NOTES = {
         "Explain what a CPU cache is in two sentences.",
     ],
     "tiny_model": True,
-    "real_model_hint": "",
+    "real_model_hint": "hearth demo --model /path/to/model.gguf",
 }
 
 Json = dict[str, Any]
@@ -303,7 +303,7 @@ def card(text: str, *, streaming: bool, turn: str) -> Json:
         for action, label, kind in names
     ]
     columns = [
-        {"tag": "column", "element_id": "", "elements": [button], "buttons": [button]}
+        {"tag": "column", "element_id": "", "elements": [], "buttons": [button]}
         for button in buttons
     ]
     return {
@@ -313,7 +313,7 @@ def card(text: str, *, streaming: bool, turn: str) -> Json:
                 "tag": "column_set",
                 "element_id": "controls",
                 "elements": columns,
-                "buttons": buttons,
+                "buttons": [],
             },
         ],
         "streaming": streaming,

@@ -129,9 +129,8 @@ export class CardView {
   build(element) {
     if (element.tag === "hr") return h("hr");
     if (element.tag === "button") return this.button(element);
-    if (element.elements?.length) {
-      return h("div", { class: `card-${element.tag === "column_set" ? "columns" : "group"}` }, element.elements.map((item) => this.build(item)));
-    }
+    const inner = [...(element.elements ?? []), ...(element.buttons ?? [])];
+    if (inner.length) return h("div", { class: `card-${element.tag === "column_set" ? "columns" : "group"}` }, inner.map((item) => this.build(item)));
     const node = h("div", { class: element.tag === "note" || element.tag === "plain_text" ? "md note" : "md" });
     renderMarkdown(node, textOf(element), { names: this.context.names, t: this.context.i18n.t });
     return node;

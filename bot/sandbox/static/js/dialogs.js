@@ -49,8 +49,9 @@ export class Dialogs {
     const { notes } = this.store.server;
     fill(
       byId("model-body"),
+      notes.real_model_hint ? [h("p", {}, t("realHere")), codeBlock(notes.real_model_hint, "sh", t)] : null,
       h("p", {}, t("realBody")),
-      codeBlock(configLines(notes.real_model_hint) ?? GGUF_LINES, "config.toml", t),
+      codeBlock(GGUF_LINES, "config.toml", t),
       h("p", {}, t("realServer")),
       codeBlock(SERVER_LINES, "config.toml", t),
       h("p", {}, t("realRun")),
@@ -76,12 +77,4 @@ export class Dialogs {
 function open(id) {
   const dialog = /** @type {HTMLDialogElement} */ (byId(id));
   if (!dialog.open) dialog.showModal();
-}
-
-/**
- * @param {string|undefined} hint
- * @returns {string|null} the server's own lines, when it sends lines of config rather than a sentence
- */
-function configLines(hint) {
-  return hint && /^\s*\[models\./m.test(hint) ? hint.trim() : null;
 }

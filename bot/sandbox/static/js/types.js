@@ -17,7 +17,8 @@
  * @property {string} [type]
  * @property {any} [value]
  * @property {boolean} [disabled]
- * @property {CardElement[]} [elements]  the children of a container
+ * @property {CardElement[]} [elements]  the children of a container that are no buttons
+ * @property {CardElement[]} [buttons]  those that are
  *
  * @typedef {object} Card
  * @property {CardElement[]} elements
@@ -58,7 +59,7 @@
  * @property {string} [language]
  * @property {string|Array<string|{en?: string, zh?: string}>} [sample_questions]  a string holds one question a line
  * @property {boolean|string} [tiny_model]
- * @property {string} [real_model_hint]
+ * @property {string} [real_model_hint]  a command line
  *
  * @typedef {{bot: Bot, users: User[], chats: Chat[], messages: Message[], notes: Notes}} State
  */

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,17 +31,38 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """storage.url of a database of this test's own."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'hearth.db'}"
-    return str(request.getfixturevalue("postgres_url"))
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with the newest schema, to be copied: migrating one for every test would take longer than the tests."""
+    path = tmp_path_factory.mktemp("template") / "hearth.db"
+
+    async def build() -> None:
+        store = Store(f"sqlite:///{path}")
+        await store.open()
+        await store.close()
+
+    asyncio.run(build())
+    return path
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
+def sqlite_url(tmp_path: Path, sqlite_template: Path) -> str:
+    path = tmp_path / "hearth.db"
+    shutil.copy(sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def empty_sqlite_url(tmp_path: Path) -> str:
+    """The URL of a database that does not exist yet."""
     return f"sqlite:///{tmp_path / 'hearth.db'}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest) -> str:
+    """storage.url of a database of this test's own, with the newest schema."""
+    fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+    return str(request.getfixturevalue(fixture))
 
 
 OpenStore = Callable[..., Awaitable[Store]]

@@ -64,12 +64,9 @@ def _path(url: str) -> Path:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def empty_url(request: pytest.FixtureRequest, sqlite_url: str) -> str:
-    return (
-        sqlite_url
-        if request.param == "sqlite"
-        else str(request.getfixturevalue("postgres_empty_url"))
-    )
+def empty_url(request: pytest.FixtureRequest) -> str:
+    fixture = "empty_sqlite_url" if request.param == "sqlite" else "postgres_empty_url"
+    return str(request.getfixturevalue(fixture))
 
 
 async def test_the_migrations_build_exactly_the_tables(empty_url: str, open_store) -> None:
@@ -136,11 +133,11 @@ async def test_an_old_database_is_upgraded_with_a_backup_before(
 
 
 async def test_no_backup_of_a_new_database_or_when_none_is_wanted(
-    sqlite_url: str, open_store, later
+    empty_sqlite_url: str, open_store, later
 ) -> None:
-    await (await open_store(sqlite_url)).close()
-    await (await open_store(sqlite_url, migrations=later(), backups=0)).close()
-    assert backups_of(_path(sqlite_url)) == []
+    await (await open_store(empty_sqlite_url)).close()
+    await (await open_store(empty_sqlite_url, migrations=later(), backups=0)).close()
+    assert backups_of(_path(empty_sqlite_url)) == []
 
 
 async def test_a_backup_restores(sqlite_url: str, open_store, later) -> None:
@@ -206,11 +203,11 @@ async def test_several_processes_start_on_an_empty_postgresql_at_once(
 
 
 async def test_migrating_is_quiet(
-    sqlite_url: str, open_store, capfd: pytest.CaptureFixture[str]
+    empty_sqlite_url: str, open_store, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = logging.getLogger()
     before = (list(root.handlers), root.level)
-    await open_store(sqlite_url)
+    await open_store(empty_sqlite_url)
     assert (list(root.handlers), root.level) == before, "alembic configures no logging"
     out, err = capfd.readouterr()
     assert "Running upgrade" not in out + err
@@ -252,8 +249,7 @@ async def test_a_second_process_is_told_who_has_the_file(sqlite_url: str) -> Non
         cwd=Path(__file__).parents[3],
     )
     try:
-        lines = [await holder.stdout.readline() for _ in range(2)]
-        assert b"open\n" in lines
+        assert await holder.stdout.readline() == b"open\n"
         store = Store(sqlite_url)
         with pytest.raises(
             StoreError,
@@ -275,18 +271,18 @@ async def test_two_stores_in_one_process_share_no_file(sqlite_url: str, open_sto
         await open_store(sqlite_url)
 
 
-async def test_a_file_that_is_no_database(sqlite_url: str, open_store) -> None:
-    _path(sqlite_url).write_text("this is a letter, not a database " * 100)
+async def test_a_file_that_is_no_database(empty_sqlite_url: str, open_store) -> None:
+    _path(empty_sqlite_url).write_text("this is a letter, not a database " * 100)
     with pytest.raises(StoreError, match="not a database"):
-        await open_store(sqlite_url)
-    assert _path(sqlite_url).read_text().startswith("this is a letter")
+        await open_store(empty_sqlite_url)
+    assert _path(empty_sqlite_url).read_text().startswith("this is a letter")
 
 
-async def test_somebody_else_s_database_is_left_alone(sqlite_url: str, open_store) -> None:
-    with closing(sqlite3.connect(_path(sqlite_url))) as raw:
+async def test_somebody_else_s_database_is_left_alone(empty_sqlite_url: str, open_store) -> None:
+    with closing(sqlite3.connect(_path(empty_sqlite_url))) as raw:
         raw.execute("CREATE TABLE recipes (id)")
     with pytest.raises(StoreError, match="not Hearth's"):
-        await open_store(sqlite_url)
+        await open_store(empty_sqlite_url)
 
 
 async def test_a_folder_that_cannot_be_made(tmp_path: Path, open_store) -> None:

@@ -98,15 +98,21 @@ class CommandExecutor:
         return self._say("whoami", person=person, role=self._say(f"role.{role.value}"))
 
     async def _new(self, turn: Turn, _bot_name: str) -> str:
-        await self._context.store.next_epoch(turn.session, erase_from_prompt=False)
+        await self._next_epoch(turn, erase=False)
         return self._say("new.done")
 
     async def _reset(self, turn: Turn, bot_name: str) -> str:
-        old, _ = await self._context.store.next_epoch(turn.session, erase_from_prompt=True)
-        for other in await self._context.store.unfinished_turns(old.id):
+        await self._next_epoch(turn, erase=True)
+        for other in await self._context.store.unfinished_turns(turn.session_id):
             await self.cancel(other.id)
-        self._forget(old.id, bot_name)
+        self._forget(turn.session_id, bot_name)
         return self._say("reset.done")
+
+    async def _next_epoch(self, turn: Turn, *, erase: bool) -> None:
+        """Once only: a command taken up again after a crash finds its epoch over and leaves the newer talk alone."""
+        current = await self._context.store.session(turn.session)
+        if current.id == turn.session_id:
+            await self._context.store.next_epoch(turn.session, erase_from_prompt=erase)
 
     async def _stop(self, turn: Turn, bot_name: str) -> str:
         unfinished = await self._context.store.unfinished_turns(turn.session_id)

@@ -94,6 +94,9 @@ class Inbox:
             return
         counts = meaning.command is not Command.STOP
         verdict = self._gate.check(bot_name, message.sender.user_id, counts=counts)
+        if verdict is not Verdict.PASS and not _is_spoken_to(message):
+            self._count("refused")
+            return
         match verdict:
             case Verdict.SILENCE:
                 self._count("refused")
@@ -137,15 +140,11 @@ class Inbox:
         self._context.work.set()
 
     def _is_addressed(self, bot_name: str, message: InboundMessage) -> bool:
-        return (
-            message.chat_kind is ChatKind.DIRECT
-            or message.mentions_bot
-            or self._context.settings.answers_all(bot_name)
-        )
+        return _is_spoken_to(message) or self._context.settings.answers_all(bot_name)
 
     def _meaning(self, message: InboundMessage) -> _Meaning | None:
         text = clean(message.text)
-        spoken_to = message.chat_kind is ChatKind.DIRECT or message.mentions_bot
+        spoken_to = _is_spoken_to(message)
         command = parse_command(text)
         if isinstance(command, Command):
             return _Meaning(TurnKind.COMMAND, f"/{command.value}", command=command)
@@ -240,3 +239,8 @@ class Inbox:
 
     def _count(self, what: str) -> None:
         self._context.metrics.accepted.labels(what).inc()
+
+
+def _is_spoken_to(message: InboundMessage) -> bool:
+    """Said to the bot itself, so that it may answer with a hint or a refusal, not only when it has something to say."""
+    return message.chat_kind is ChatKind.DIRECT or message.mentions_bot

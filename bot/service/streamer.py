@@ -220,5 +220,5 @@ class Streamer:
             return backoff_s
         if self._failures >= MAX_FAULTS:
             raise error
-        log.warning("reply_fault", exc_info=error)
+        log.warning("reply_fault", error=type(error).__name__)
         return backoff_s

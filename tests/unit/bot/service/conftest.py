@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry
 
 from bot.config import parse_config
@@ -515,8 +517,30 @@ def fake_clock() -> FakeClock:
     return FakeClock()
 
 
+@pytest.fixture(scope="session")
+def blank_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated, empty database to copy: migrating anew for every test is most of their time."""
+    path = tmp_path_factory.mktemp("blank") / "hearth.db"
+
+    async def make() -> None:
+        store = Store(f"sqlite:///{path}")
+        await store.open()
+        await store.close()
+
+    asyncio.run(make())
+    return path
+
+
+@pytest.fixture(autouse=True)
+def quiet_logs() -> Any:
+    """Log lines are for people; drawing them costs more than the tests."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path, blank_database: Path) -> AsyncIterator[World]:
+    shutil.copy(blank_database, tmp_path / "hearth.db")
     async with open_world(tmp_path, SystemClock()) as opened:
         yield opened
 

@@ -51,6 +51,18 @@ async def test_a_question_right_behind_belongs_to_the_new_topic(world, tools, co
     assert one.session_id != two.session_id
 
 
+async def test_a_command_taken_up_again_leaves_the_newer_talk_alone(world, tools):
+    """A crash before its answer was stored must not end the epoch that began since."""
+    order = await world.say("/reset")
+    old = await world.settled(order)
+    said = await world.say("my number is 4711")
+    await world.final(said)
+    await world.service._commands.execute(old, "feishu")
+    await world.final(await world.say("which number?"))
+    assert "4711" in tools.text_of(world.engine.requests[1])
+    assert (await world.turn(said)).session_id not in world.engine.forgotten
+
+
 async def test_reset_also_drops_the_kv_and_the_stored_tokens(world, tools):
     said = await world.say("x")
     turn = await world.settled(said)

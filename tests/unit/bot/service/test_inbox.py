@@ -80,6 +80,17 @@ async def test_in_groups_only_when_mentioned(world, tools):
     assert await world.answer(heard) == "Hello there"
 
 
+async def test_who_was_not_spoken_to_is_not_refused_aloud(world, tools):
+    bot = {**world.config.bots["feishu"].model_dump(), "answer_in_groups": "all"}
+    for key in ("app_secret", "encrypt_key", "verification_token"):
+        bot[key] = "some-secret"
+    _configure(world, tools, bots={"feishu": bot}, access={"allow": ["feishu:bob"]})
+    for text in ("hi all", "/xyz", ""):
+        said = await world.say(text, **{**GROUP, "mentions_bot": False})
+        assert await world.turn(said) is None
+    assert world.adapter.replies == {}
+
+
 async def test_other_bots_are_not_answered(world):
     said = await world.say("hi", sender=Sender("robot", is_bot=True))
     assert await world.turn(said) is None

@@ -188,3 +188,15 @@ async def test_a_fault_in_showing_is_tried_again(world):
     world.adapter.errors = [Broken(), None]
     said = await world.say("x")
     assert await world.answer(said) == "Hello there"
+
+
+async def test_nothing_people_wrote_or_read_is_logged(world, tools, quiet_logs):
+    world.engine.scripts = [tools.Script(["Swordfish", " indeed"], fail_after=1), tools.Script()]
+    world.adapter.errors = [RetryLater("down", after_s=0.01)]
+    await world.final(await world.say("the password is Marzipan"))
+    await world.final(await world.say("/status Marzipan"))
+    await world.say("/marzipan")
+    assert {line["event"] for line in quiet_logs} >= {"turn_begun", "generated", "turn_finished"}
+    everything = repr(quiet_logs).lower()
+    assert "marzipan" not in everything
+    assert "swordfish" not in everything

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -14,12 +14,13 @@ import structlog
 from bot.domain.access import Role
 from bot.domain.catalogue import say
 from bot.domain.commands import Command, parse_command
-from bot.domain.records import Acceptance, Canonical, TurnDraft
+from bot.domain.records import Acceptance, Canonical, PastTurn, TurnDraft
 from bot.domain.sessions import policy_of
 from bot.domain.turns import may_control
 from bot.domain.types import Lane, Turn, TurnKind, WhileBusy
 from bot.service.context import Context
-from bot.service.conversation import forget_canonical
+from bot.service.conversation import forget_canonical, tokens_used
+from engine.errors import EngineError
 
 log = structlog.get_logger()
 
@@ -151,7 +152,7 @@ class CommandExecutor:
                 "status.model", model=model, state=self._say(f"status.state.{stats.state.value}")
             ),
             self._queue_line(turn),
-            self._token_line(model, canonical),
+            await self._token_line(model, canonical, past),
             self._say("status.policy", policy=policy, turns=len(past)),
         ]
         first = canonical.window_from_turn_no if canonical is not None else 0
@@ -173,12 +174,16 @@ class CommandExecutor:
         place = max(active.place for active in here)
         return self._say("status.place", place=place) if place else self._say("status.running")
 
-    def _token_line(self, model: str, canonical: Canonical | None) -> str:
-        info = self._context.engines[model].info
-        window = info.n_ctx_tokens if info is not None else self._context.settings.n_ctx(model)
-        if canonical is None or not canonical.token_ids:
+    async def _token_line(
+        self, model: str, canonical: Canonical | None, past: Sequence[PastTurn]
+    ) -> str:
+        engine = self._context.engines[model]
+        window = engine.info.n_ctx_tokens if engine.info else self._context.settings.n_ctx(model)
+        try:
+            used = await tokens_used(engine, canonical, past)
+        except EngineError:
             return self._say("status.tokens_unknown", window=window)
-        return self._say("status.tokens", used=len(canonical.token_ids), window=window)
+        return self._say("status.tokens", used=used, window=window)
 
     async def cancel(self, turn_id: str, *, silent: bool = False) -> bool:
         """Stop a turn wherever it is. False when it had ended already."""

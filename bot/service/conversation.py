@@ -7,6 +7,7 @@ to: a reply is continued from stored ids only by the same model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bot.domain.catalogue import Language, say
@@ -24,7 +25,7 @@ from bot.domain.records import Canonical, PastTurn
 from bot.domain.sessions import is_shared
 from bot.domain.types import ChatKind, Turn
 from bot.service.context import Context
-from bot.service.prompting import BuiltPrompt, PromptBuilder, PromptInput
+from bot.service.prompting import BuiltPrompt, PromptBuilder, PromptInput, messages_of
 from engine.face import Engine
 from engine.types import ModelInfo
 
@@ -152,3 +153,15 @@ async def forget_canonical(context: Context, session_id: str) -> None:
         await context.store.save_canonical(
             session_id, replace(canonical, token_ids=(), boundaries=(), covers_turn_no=0)
         )
+
+
+async def tokens_used(engine: Engine, canonical: Canonical | None, past: Sequence[PastTurn]) -> int:
+    """What a conversation fills of its window now. Counted anew where no canonical list is kept. Raises EngineError."""
+    if canonical is not None and canonical.token_ids:
+        return len(canonical.token_ids)
+    first = canonical.window_from_turn_no if canonical is not None else 0
+    kept = [turn for turn in usable(past) if turn.turn_no >= first]
+    if not kept:
+        return 0
+    rendered = await engine.render(messages_of(kept), add_generation_prompt=False)
+    return rendered.n_tokens

@@ -106,19 +106,11 @@ class PromptBuilder:
     def _messages(
         self, wanted: PromptInput, past: Sequence[PastTurn], question: str
     ) -> tuple[ChatMessage, ...]:
-        messages = [ChatMessage(role=Role.SYSTEM, content=wanted.system)]
-        for turn in past:
-            known = turn.fingerprint == self._info.fingerprint
-            messages.append(ChatMessage(role=Role.USER, content=turn.prompt_text))
-            messages.append(
-                ChatMessage(
-                    role=Role.ASSISTANT,
-                    content=turn.answer,
-                    token_ids=turn.answer_token_ids if known else (),
-                )
-            )
-        messages.append(ChatMessage(role=Role.USER, content=question))
-        return tuple(messages)
+        return (
+            ChatMessage(role=Role.SYSTEM, content=wanted.system),
+            *messages_of(past, self._info.fingerprint),
+            ChatMessage(role=Role.USER, content=question),
+        )
 
     def _built(
         self,
@@ -162,6 +154,17 @@ class _Ids:
         tail = rendered.token_ids[rendered.tail_start :]
         start = len(canonical.token_ids) + rendered.starts[-1] - rendered.tail_start
         return cls((*canonical.token_ids, *tail), (*canonical.boundaries, start))
+
+
+def messages_of(past: Sequence[PastTurn], model_fingerprint: str = "") -> tuple[ChatMessage, ...]:
+    """Past turns for the chat template; answers by their ids where these are the named model's own."""
+    messages = []
+    for turn in past:
+        known = bool(model_fingerprint) and turn.fingerprint == model_fingerprint
+        ids = turn.answer_token_ids if known else ()
+        messages.append(ChatMessage(role=Role.USER, content=turn.prompt_text))
+        messages.append(ChatMessage(role=Role.ASSISTANT, content=turn.answer, token_ids=ids))
+    return tuple(messages)
 
 
 def _first(past: Sequence[PastTurn], wanted: PromptInput) -> int:

@@ -1,13 +1,15 @@
 """Signs of life: "I have seen it" within a second of a question, taken away once the reply itself is there.
 
 What a platform gave to take the sign away with is stored as a part of the reply with a negative `n` (which drivers never
-see), so that a restart leaves no reaction behind (cases B1).
+see), so that a restart leaves no reaction behind (cases B1). It is stored as ATTEMPTED before the call: after a crash in
+between the platform is asked for it, since showing it a second time would notify people.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -51,16 +53,16 @@ class SignsOfLife:
     ) -> bool:
         """Take over a sign that an earlier process showed. True when there is one."""
         for part in parts:
-            if part.n == SIGN_PART_N and part.state is PartState.CONFIRMED:
-                where = ReplyTarget(
-                    app_id=target.app_id,
-                    chat_id=target.chat_id,
-                    reply_to=part.message_id,
-                    opaque=target.opaque,
-                    expires_at=target.expires_at,
-                )
-                self._shown.setdefault(turn_id, (adapter, where, part.remote_id))
+            if part.n != SIGN_PART_N or turn_id in self._known:
+                continue
+            where = replace(target, reply_to=part.message_id)
+            if part.state is PartState.CONFIRMED:
+                self._shown[turn_id] = (adapter, where, part.remote_id)
                 self._known.add(turn_id)
+            elif part.state is PartState.ATTEMPTED:
+                self._known.add(turn_id)
+                self._showing.add(turn_id)
+                self._spawn(self._settle(turn_id, adapter, where, adapter.find_alive(where)))
         return turn_id in self._known
 
     def clear(self, turn_id: str) -> None:
@@ -90,8 +92,20 @@ class SignsOfLife:
             log.warning("sign_of_life_failed", error=type(task.exception()).__name__)
 
     async def _show(self, turn_id: str, adapter: PlatformAdapter, target: ReplyTarget) -> None:
+        attempted = _part(turn_id, target, "", PartState.ATTEMPTED)
+        await self._store.save_reply(turn_id, None, attempted)
+        await self._settle(turn_id, adapter, target, adapter.show_alive(target))
+
+    async def _settle(
+        self,
+        turn_id: str,
+        adapter: PlatformAdapter,
+        target: ReplyTarget,
+        getting_token: Coroutine[None, None, str],
+    ) -> None:
+        """Wait for the sign's token and keep it; a sign that is no longer wanted by then is cleared at once."""
         try:
-            token = await adapter.show_alive(target)
+            token = await getting_token
             if token:
                 await self._store.save_reply(turn_id, None, _part(turn_id, target, token))
                 self._shown[turn_id] = (adapter, target, token)

@@ -214,6 +214,9 @@ class RecordingAdapter:
     def open_reply(self, target: ReplyTarget, ledger: PartLedger) -> RecordingDriver:
         return RecordingDriver(self, target, ledger)
 
+    async def find_alive(self, target: ReplyTarget) -> str:
+        return ""
+
     async def show_alive(self, target: ReplyTarget) -> str:
         self.n_alive += 1
         token = f"sign-{self.n_alive}"

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from bot.domain.types import ChatKind, Outcome, Sender, SessionPolicy, TurnState
+from engine.errors import EngineUnavailable
 
 GROUP = {"chat_kind": ChatKind.GROUP, "mentions_bot": True, "chat_id": "group"}
 
@@ -162,7 +163,7 @@ async def test_retry_needs_a_finished_question_of_ones_own(world, tools):
 async def test_status(world, tools):
     fresh = await world.answer(await world.say("/status"))
     assert "main (ready)" in fresh
-    assert "a window of 4096 tokens" in fresh
+    assert "0 / 4096 tokens" in fresh
     assert "nothing is waiting" in fresh
     said, hold = await _hold(world, tools)
     assert "answering now" in await world.answer(await world.say("/status"))
@@ -173,6 +174,25 @@ async def test_status(world, tools):
     used = len((await world.store.canonical(turn.session_id)).token_ids)
     assert f"{used} / 4096 tokens" in status
     assert "one per person, 1 turns" in status
+
+
+async def test_status_counts_also_without_a_canonical_list(world):
+    world.engine.with_ids = False
+    await world.final(await world.say("x" * 50))
+    status = await world.answer(await world.say("/status"))
+    n_tokens = (1 + 50 + 1) + (1 + len("Hello there") + 1) + 1
+    assert f"{n_tokens} / 4096 tokens" in status
+
+
+async def test_status_while_the_model_is_away(world):
+    world.engine.with_ids = False
+    await world.final(await world.say("x"))
+
+    async def away(*args, **kwargs):
+        raise EngineUnavailable("restarting")
+
+    world.engine.render = away
+    assert "a window of 4096 tokens" in await world.answer(await world.say("/status"))
 
 
 async def test_status_shows_the_place_in_line(world, tools):

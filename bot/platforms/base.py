@@ -143,6 +143,10 @@ class PlatformAdapter(Protocol):
         """A sign of life at once (a reaction on the question). Returns a token for `clear_alive`, "" when none. Never raises PlatformError."""
         ...
 
+    async def find_alive(self, target: ReplyTarget) -> str:
+        """The token of a sign of life that was perhaps shown before a crash, "" when there is none. Never raises PlatformError."""
+        ...
+
     async def clear_alive(self, target: ReplyTarget, token: str) -> None:
         """Take the sign of life away. Never raises PlatformError."""
         ...

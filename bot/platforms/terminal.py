@@ -92,6 +92,11 @@ class TerminalAdapter:
         self.status("…")
         return target.reply_to
 
+    async def find_alive(self, target: ReplyTarget) -> str:
+        """Nothing on a terminal outlives its process."""
+        del target
+        return ""
+
     async def clear_alive(self, target: ReplyTarget, token: str) -> None:
         """The first text already did."""
         del target, token

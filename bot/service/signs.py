@@ -42,7 +42,9 @@ class SignsOfLife:
         if turn_id not in self._known:
             self._known.add(turn_id)
             self._showing.add(turn_id)
-            self._spawn(self._show(turn_id, adapter, target))
+            self._spawn(
+                self._settle(turn_id, adapter, target, self._show(turn_id, adapter, target))
+            )
 
     def adopt(
         self,
@@ -91,10 +93,10 @@ class SignsOfLife:
         if not task.cancelled() and task.exception() is not None:
             log.warning("sign_of_life_failed", error=type(task.exception()).__name__)
 
-    async def _show(self, turn_id: str, adapter: PlatformAdapter, target: ReplyTarget) -> None:
+    async def _show(self, turn_id: str, adapter: PlatformAdapter, target: ReplyTarget) -> str:
         attempted = _part(turn_id, target, "", PartState.ATTEMPTED)
         await self._store.save_reply(turn_id, None, attempted)
-        await self._settle(turn_id, adapter, target, adapter.show_alive(target))
+        return await adapter.show_alive(target)
 
     async def _settle(
         self,

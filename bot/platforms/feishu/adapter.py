@@ -134,6 +134,14 @@ class FeishuAdapter:
             log.debug("feishu_reaction_failed", bot=self.name, code=error.code)
         return ""
 
+    async def find_alive(self, target: ReplyTarget) -> str:
+        """The reaction that an earlier process set but could not write down; adding it again would notify people."""
+        try:
+            return await self.api.find_own_reaction(target.reply_to, _TYPING)
+        except PlatformError as error:
+            log.debug("feishu_reaction_not_listed", bot=self.name, code=error.code)
+            return ""
+
     async def clear_alive(self, target: ReplyTarget, token: str) -> None:
         """Take the reaction away; tried three times, because one left behind says "typing" for ever."""
         if not token:

@@ -115,6 +115,19 @@ class FeishuApi:
         answer = await self.client.call(Call("reaction_add", "POST", path, body, max_wait_s=2.0))
         return _text(answer, "data", "reaction_id")
 
+    async def find_own_reaction(self, message_id: str, emoji_type: str) -> str:
+        """The id of this app's own reaction on a message, "" when there is none."""
+        path = f"{_IM}/{quote(message_id, safe='')}/reactions"
+        query = {"reaction_type": emoji_type, "page_size": "50"}
+        answer = await self.client.call(Call("reaction_list", "GET", path, query=query))
+        data = answer.get("data")
+        items = data.get("items") if isinstance(data, dict) else None
+        for item in items if isinstance(items, list) else []:
+            own = _text(item, "operator", "operator_id") == self.client.app_id
+            if isinstance(item, dict) and own and _text(item, "operator", "operator_type") == "app":
+                return _text(item, "reaction_id")
+        return ""
+
     async def remove_reaction(self, message_id: str, reaction_id: str) -> None:
         """Take a reaction back."""
         path = f"{_IM}/{quote(message_id, safe='')}/reactions/{quote(reaction_id, safe='')}"

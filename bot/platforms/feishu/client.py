@@ -61,7 +61,7 @@ class FeishuClient:
         self, base_url: str, app_id: str, app_secret: str, http: SharedHttp, budget: CallBudget
     ) -> None:
         self._base_url = base_url
-        self._app_id = app_id
+        self.app_id = app_id
         self._app_secret = app_secret
         self._http = http
         self.budget = budget
@@ -134,7 +134,7 @@ class FeishuClient:
         request = HttpRequest(
             "POST",
             f"{self._base_url}/open-apis/auth/v3/tenant_access_token/internal",
-            body={"app_id": self._app_id, "app_secret": self._app_secret},
+            body={"app_id": self.app_id, "app_secret": self._app_secret},
         )
         try:
             answer = await self._exchange("token", request)

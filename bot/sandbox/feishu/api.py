@@ -101,6 +101,7 @@ class Api:
             ("PATCH", message, "message.patch", lambda q: m.patch(q.ids["message_id"], q.body)),
             ("DELETE", message, "message.recall", lambda q: m.recall(q.ids["message_id"])),
             ("GET", message, "message.get", lambda q: m.get(q.ids["message_id"])),
+            ("GET", message + "/reactions", "reaction.list", lambda q: r.list(q.ids["message_id"], q.query)),
             ("POST", message + "/reactions", "reaction.add", lambda q: r.add(q.ids["message_id"], q.body)),
             ("DELETE", message + "/reactions/{reaction_id}", "reaction.delete",
              lambda q: r.delete(q.ids["message_id"], q.ids["reaction_id"])),

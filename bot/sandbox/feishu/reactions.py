@@ -58,6 +58,12 @@ class Reactions:
         self._world.tell("reaction", message)
         return self._describe(reaction)
 
+    def list(self, message_id: str, query: Json) -> Json:
+        """GET /messages/:id/reactions: one page is enough for a sandbox."""
+        emoji = query.get("reaction_type")
+        found = [r for r in self._message(message_id).reactions if not emoji or r.emoji == emoji]
+        return {"items": [self._describe(r) for r in found], "has_more": False}
+
     def delete(self, message_id: str, reaction_id: str) -> Json:
         """DELETE /messages/:id/reactions/:reaction_id: the bot's own."""
         message = self._message(message_id)

@@ -53,6 +53,8 @@ CACHE_TYPES: Final = {
 _UNQUANTIZED: Final = frozenset({"f32", "f16", "bf16"})
 _MAX_SEQUENCES: Final = 256  # LLAMA_MAX_SEQ
 _NO_SLOT: Final = 1
+# ggml_log_level; a continued line has the level of the line before it.
+_WARN, _CONTINUED = 3, 5
 # Reasoning tags that some models have as control tokens; their text must reach engine.text.
 _VISIBLE_CONTROL: Final = frozenset({"<think>", "</think>"})
 _HIDDEN_ATTRIBUTES: Final = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -73,13 +75,13 @@ class _NativeLog:
         llama.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def _receive(self, level: int, text: bytes, _user_data: object) -> None:
-        # 5 continues the line before; progress dots have no line end.
-        self._level = self._level if level == 5 else level
+        # Progress dots come one by one without a line end.
+        self._level = self._level if level == _CONTINUED else level
         self._partial += text.decode("utf-8", "replace")
         *lines, self._partial = self._partial.split("\n")
         for line in filter(None, map(str.strip, lines)):
             self.lines.append(line)
-            if self._level in (2, 3):
+            if self._level >= _WARN:
                 _log.warning("llama_cpp", line=line)
             elif self._verbose:
                 _log.debug("llama_cpp", line=line)

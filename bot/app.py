@@ -126,8 +126,6 @@ class Hearth:
         self._stack.push_async_callback(self.http.close)
         budgets = FileBudgets(state_folder(self.config))
         self._stack.callback(budgets.save)
-        budgets = FileBudgets(state_folder(self.config))
-        self._stack.callback(budgets.save)
         for name, bot in self.config.bots.items():
             self.adapters[name] = open_adapter(
                 name, bot, self.http, budgets.open(bot.app_id, bot.monthly_calls)

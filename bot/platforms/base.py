@@ -116,6 +116,11 @@ class PlatformAdapter(Protocol):
         ...
 
     @property
+    def display_name(self) -> str:
+        """The name people know the bot by; the config's name until the platform has told it."""
+        ...
+
+    @property
     def platform(self) -> str: ...
 
     @property

@@ -59,6 +59,7 @@ class TerminalAdapter:
 
     platform = "terminal"
     app_id = APP_ID
+    display_name = "Hearth"
 
     def __init__(self, name: str, out: TextIO) -> None:
         self.name = name

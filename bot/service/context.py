@@ -40,7 +40,3 @@ class Context:
     def model_of(self, bot_name: str) -> str:
         """Name of the model that answers for a bot."""
         return self.settings.config.model_of(bot_name)
-
-    def spoken_name(self, adapter: PlatformAdapter) -> str:
-        """How the bot is called where it lives, else its name in the config."""
-        return adapter.health().get("bot_name") or adapter.name

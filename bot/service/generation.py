@@ -78,9 +78,7 @@ class Generation:
         self._model_name = context.model_of(bot_name)
         self._engine: Engine = context.engines[self._model_name]
         adapter = context.adapters[bot_name]
-        self._conversation = Conversation(
-            context, self._turn, context.spoken_name(adapter), self._engine
-        )
+        self._conversation = Conversation(context, self._turn, adapter.display_name, self._engine)
         self._request_id = ""
         self._n_requests = 0
         self._waiting_since = context.clock.monotonic()

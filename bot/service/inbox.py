@@ -224,7 +224,7 @@ class Inbox:
             target=event.target,
             message_id="",
             chat_kind=ChatKind.GROUP,
-            answer=say(settings.language, "greeting", name=self._context.spoken_name(adapter)),
+            answer=say(settings.language, "greeting", name=adapter.display_name),
         )
         accepted = await self._context.store.accept(
             Acceptance(

@@ -34,8 +34,8 @@ async def _no_traceback(request: web.Request, handler: Handler) -> web.StreamRes
 def build_app(webhook: WebhookHandler, ops: OpsHandler, *, max_body_bytes: int) -> web.Application:
     """All routes of `hearth serve`."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_no_traceback])
-    app.router.add_post("/webhook/{bot}", webhook)
-    app.router.add_get("/webhook/{bot}", webhook)
+    app.router.add_post("/webhook/{bot}", webhook.handle)
+    app.router.add_get("/webhook/{bot}", webhook.handle)
     app.router.add_get("/healthz", ops.healthz)
     app.router.add_get("/readyz", ops.readyz)
     app.router.add_get("/metrics", ops.metrics)

@@ -40,7 +40,8 @@ class WebhookHandler:
         self._inbox = inbox
         self._max_body_bytes = max_body_bytes
 
-    async def __call__(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answer one request of a platform."""
         name = request.match_info["bot"]
         adapter = self._adapters.get(name)
         if adapter is None:

@@ -65,6 +65,11 @@ class FeishuAdapter:
         """Feishu's id of the app."""
         return self.config.app_id
 
+    @property
+    def display_name(self) -> str:
+        """The app's name in Feishu; the config's until it is known."""
+        return self._identity.name or self.name
+
     def on_call(self, hook: Callable[[str, bool], None]) -> None:
         """Be told of every API call: its name and whether it was done."""
         self.client.on_call.append(hook)
@@ -92,14 +97,14 @@ class FeishuAdapter:
         pause_s = 0.5
         while True:
             try:
-                open_id = await self.api.bot_open_id()
+                open_id, name = await self.api.bot_identity()
             except PlatformError as error:
                 self._last_error = str(error)
                 log.warning(
                     "feishu_identity_unknown", bot=self.name, error=str(error), retry_in_s=pause_s
                 )
             else:
-                self._identity = Identity(self.app_id, open_id)
+                self._identity = Identity(self.app_id, open_id, name)
                 self._last_error = ""
                 log.info("feishu_identity_known", bot=self.name, app_id=self.app_id)
                 return

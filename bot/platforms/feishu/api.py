@@ -43,13 +43,13 @@ class FeishuApi:
     def __init__(self, client: FeishuClient) -> None:
         self.client = client
 
-    async def bot_open_id(self) -> str:
-        """Our own open_id: GET bot/v3/info (no scope needed; the object is under `bot`, not `data`)."""
+    async def bot_identity(self) -> tuple[str, str]:
+        """Our own open_id and name: GET bot/v3/info (no scope needed; the object is under `bot`, not `data`)."""
         answer = await self.client.call(Call("bot_info", "GET", "/open-apis/bot/v3/info"))
         open_id = _text(answer, "bot", "open_id")
         if not open_id:
             raise RetryLater("bot_info: Feishu's answer holds no open_id", after_s=5.0)
-        return open_id
+        return open_id, _text(answer, "bot", "app_name")
 
     async def reply(self, to_message_id: str, chat_id: str, message: Outgoing) -> str:
         """Answer a message; returns the new message's id."""

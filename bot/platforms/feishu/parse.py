@@ -31,10 +31,11 @@ _ACTIONS = {"stop", "regenerate", "new_topic"}
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who we are: the app, and our open_id as this app sees it ("" while unknown)."""
+    """Who we are: the app, our open_id as this app sees it, and the name people see ("" while unknown)."""
 
     app_id: str
     open_id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

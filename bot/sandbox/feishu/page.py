@@ -33,7 +33,7 @@ _SLOW_S = 0.8
 _FAULT_S = 10.0
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; "
+        "default-src 'self'; img-src 'self' data:; style-src 'self'; require-trusted-types-for 'script'; frame-ancestors 'none'; "
         "base-uri 'none'; form-action 'none'; object-src 'none'"
     ),
     "X-Content-Type-Options": "nosniff",

@@ -102,10 +102,7 @@ class Rig:
         async def ready() -> tuple[bool, dict[str, Any]]:
             return True, {}
 
-        async def handle(request: Any) -> Any:
-            return await webhook(request)
-
-        app = build_app(handle, OpsHandler(ready, registry), max_body_bytes=1_048_576)
+        app = build_app(webhook, OpsHandler(ready, registry), max_body_bytes=1_048_576)
         self.web = WebServer(app, "127.0.0.1", 0)
         await self.web.start()
         self.sandbox.subscribe(f"{self.web.url}/webhook/{BOT}")

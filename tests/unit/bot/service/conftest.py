@@ -200,6 +200,8 @@ class RecordingAdapter:
     def finals(self) -> list[str]:
         return [s.final.text for s in self.replies.values() if s.final is not None]
 
+    display_name = "Ember"
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -227,7 +229,7 @@ class RecordingAdapter:
         assert self.alive.pop(token) == target.reply_to
 
     def health(self) -> dict[str, str]:
-        return {"bot_name": "Ember"}
+        return {}
 
 
 @dataclass

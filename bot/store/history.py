@@ -6,6 +6,7 @@ Reads only, but for the mark that a turn was asked again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -19,6 +20,25 @@ from bot.store.tables import answer_tokens, replies, sessions, turns
 _ENDED = [TurnState.DONE.value, TurnState.FAILED.value, TurnState.CANCELLED.value]
 # A growing reply has no answer yet; a silent one was taken back by the person who asked.
 _NOT_AN_ANSWER = [Outcome.GROWING.value, Outcome.SILENT.value]
+
+
+def _count(state: str) -> sa.Select[int, datetime | None]:
+    # The state is written out, or no partial index would be used and the whole history read.
+    return sa.select(sa.func.count(), sa.func.min(turns.c.created_at)).where(
+        sa.text(f"turns.state = '{state}'")
+    )
+
+
+def _undelivered(state: str) -> sa.Select[int]:
+    return (
+        sa.select(sa.func.count())
+        .select_from(turns.join(replies, replies.c.turn_id == turns.c.id))
+        .where(sa.text(f"turns.state = '{state}'"), replies.c.outcome.not_in(_NOT_AN_ANSWER))
+    )
+
+
+_QUEUED, _RUNNING = _count("queued"), _count("running")
+_UNDELIVERED = (_undelivered("queued"), _undelivered("running"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,32 +109,16 @@ class History:
         """See ports.Store. `replies_undelivered`: final replies whose turn has not ended, since it ends when they are out."""
 
         def find(connection: Connection) -> StoreFacts:
-            queued, oldest = connection.execute(
-                sa.select(sa.func.count(), sa.func.min(turns.c.created_at)).where(
-                    sa.text("turns.state = 'queued'")
-                )
-            ).one()
-            running = connection.execute(
-                sa.select(sa.func.count())
-                .select_from(turns)
-                .where(sa.text("turns.state = 'running'"))
-            ).scalar_one()
-            pending = (
-                sa.select(sa.func.count())
-                .select_from(turns.join(replies, replies.c.turn_id == turns.c.id))
-                .where(
-                    sa.text("(turns.state = 'queued' OR turns.state = 'running')"),
-                    replies.c.outcome.not_in(_NOT_AN_ANSWER),
-                )
-            )
+            queued, oldest = connection.execute(_QUEUED).one()
+            running, _ = connection.execute(_RUNNING).one()
+            undelivered = sum(connection.execute(query).scalar_one() for query in _UNDELIVERED)
+            age_s = 0.0 if oldest is None else (self.db.clock() - oldest).total_seconds()
             return StoreFacts(
                 turns_queued=queued,
                 turns_running=running,
-                replies_undelivered=connection.execute(pending).scalar_one(),
+                replies_undelivered=undelivered,
                 database_bytes=self._bytes(connection),
-                oldest_queued_age_s=0.0
-                if oldest is None
-                else max(0.0, (self.db.clock() - oldest).total_seconds()),
+                oldest_queued_age_s=max(0.0, age_s),
                 extra=self._extra(),
             )
 

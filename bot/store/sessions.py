@@ -39,7 +39,7 @@ def _read_info(row: AnyRow) -> SessionInfo:
     )
 
 
-# is_current = 1 is written out: with a bound parameter neither database would use the partial index.
+# Written out: a plan prepared for any parameter cannot use an index that holds current sessions only.
 IS_CURRENT = sa.text("sessions.is_current = 1")
 _FIND_CURRENT = sa.select(sessions).where(sessions.c.key_hash == sa.bindparam("key"), IS_CURRENT)
 

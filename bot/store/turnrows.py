@@ -108,11 +108,11 @@ def load_ids(connection: Connection, ids: Iterable[str]) -> list[Turn]:
     return _with_messages(connection, rows)
 
 
-def load_newest(connection: Connection, where: sa.ColumnElement[bool]) -> Turn | None:
-    """The newest turn that matches."""
-    rows = connection.execute(
-        _WITH_SESSION.where(where).order_by(turns.c.seq.desc()).limit(1)
-    ).all()
+def load_newest(
+    connection: Connection, where: sa.ColumnElement[bool], newest: sa.UnaryExpression[int]
+) -> Turn | None:
+    """The first turn that matches in the order of `newest`."""
+    rows = connection.execute(_WITH_SESSION.where(where).order_by(newest).limit(1)).all()
     return next(iter(_with_messages(connection, rows)), None)
 
 

@@ -19,7 +19,7 @@ from bot.store.db import Database
 from bot.store.tables import inbound, sessions, turns
 
 _FINISHED = frozenset({TurnState.DONE, TurnState.FAILED, TurnState.CANCELLED})
-# States are written out in SQL: with bound parameters neither database would use the partial indexes.
+# States are written out in SQL: a plan prepared for any parameter cannot use an index that holds one state only.
 _QUEUED = sa.text("turns.state = 'queued'")
 _RUNNING = sa.text("turns.state = 'running'")
 
@@ -177,31 +177,40 @@ class Turns:
     # -- looking -----------------------------------------------------------------------------------------------------
     async def turn(self, turn_id: str) -> Turn | None:
         """See ports.Store."""
-        return await self._db.read(lambda c: turnrows.load_newest(c, turns.c.id == turn_id))
+        found = await self._db.read(lambda c: turnrows.load_ids(c, [turn_id]))
+        return found[0] if found else None
 
     async def turn_of_message(self, app_id: str, message_id: str) -> Turn | None:
         """See ports.Store. The newest, where a message was asked again."""
-        of_message = sa.select(inbound.c.turn_id).where(
-            inbound.c.app_id == app_id, inbound.c.message_id == message_id
-        )
-        return await self._db.read(lambda c: turnrows.load_newest(c, turns.c.id.in_(of_message)))
+        this = sa.and_(inbound.c.app_id == app_id, inbound.c.message_id == message_id)
+        of_message = turns.c.id.in_(sa.select(inbound.c.turn_id).where(this))
+        newest = turns.c.seq.desc()
+        return await self._db.read(lambda c: turnrows.load_newest(c, of_message, newest))
 
     async def unfinished_turns(self, session_id: str) -> list[Turn]:
         """See ports.Store."""
-        mine = sa.and_(turns.c.session_id == session_id, turns.c.kind == TurnKind.CHAT.value)
-        # Two texts rather than one IN: each matches the condition of a partial index.
-        return await self._db.read(
-            lambda c: turnrows.load(c, sa.and_(mine, sa.or_(_QUEUED, _RUNNING)))
+        # Two parts rather than one OR: each is answered by a partial index, however long the session's history is.
+        ids = sa.union_all(
+            *(
+                sa.select(turns.c.id).where(
+                    turns.c.session_id == session_id, turns.c.kind == TurnKind.CHAT.value, state
+                )
+                for state in (_QUEUED, _RUNNING)
+            )
         )
+        return await self._db.read(lambda c: turnrows.load_ids(c, c.execute(ids).scalars()))
 
     async def last_chat_turn(self, session_id: str) -> Turn | None:
         """See ports.Store. Neither one that was asked again nor one whose question was taken back."""
-        finished = turns.c.state.in_([state.value for state in _FINISHED])
-        mine = sa.and_(turns.c.session_id == session_id, turns.c.kind == TurnKind.CHAT.value)
-        asked = sa.and_(turns.c.replaced == 0, turns.c.silent == 0)
-        return await self._db.read(
-            lambda c: turnrows.load_newest(c, sa.and_(mine, finished, asked))
+        which = sa.and_(
+            turns.c.session_id == session_id,
+            turns.c.kind == TurnKind.CHAT.value,
+            turns.c.state.in_([state.value for state in _FINISHED]),
+            turns.c.replaced == 0,
+            turns.c.silent == 0,
         )
+        newest = turns.c.turn_no.desc()
+        return await self._db.read(lambda c: turnrows.load_newest(c, which, newest))
 
 
 def _requeue(which: sa.ColumnElement[bool]) -> sa.Update:

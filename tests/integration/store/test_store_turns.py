@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from bot.domain.types import Lane, PartState, ReplyPart, Snapshot, TurnKind, TurnState
+from bot.domain.types import (
+    Lane,
+    PartState,
+    ReplyPart,
+    Snapshot,
+    Turn,
+    TurnKind,
+    TurnState,
+    WhileBusy,
+)
 from bot.store import Store
 from tests.store_drafts import chat, command, event, notice, session_key
 
@@ -270,19 +279,38 @@ async def test_the_database_itself_forbids_two_running_turns(store: Store) -> No
     assert (await store.facts()).turns_queued == 2
 
 
-async def test_a_claim_does_not_read_the_history(sqlite_url: str, open_store) -> None:
+async def test_work_at_hand_does_not_read_the_history(sqlite_url: str, open_store) -> None:
+    """Counted in steps of SQLite's virtual machine, not by the clock; the history is this very session's."""
     store = await open_store(sqlite_url)
-    await _fill(store, 20_000)
-    ids = await _ask(store, *(chat(user=f"u{n}") for n in range(3)))
-    steps = await _steps(store, lambda: store.claim("me", 60, 10))
-    assert [
-        t.id for t in await store.unfinished_turns((await store.session(session_key("u0"))).id)
-    ] == ids[:1]
-    assert steps < 2000, f"{steps} virtual machine steps for 3 turns among 20,000 old ones"
+    session = await store.session(session_key("old"))
+    old = await _fill(store, 20_000)
+    first, *_ = await _ask(store, chat(user="old"), chat(user="old"), chat(user="u2"))
+    costs = {
+        "claim": await _steps(store, True, lambda: store.claim("me", 60, 10)),
+        "heartbeat": await _steps(store, True, lambda: store.heartbeat("me", 60)),
+        "accept": await _steps(
+            store, True, lambda: store.accept(event(chat(user="old", while_busy=WhileBusy.MERGE)))
+        ),
+        "interrupt": await _steps(
+            store,
+            True,
+            lambda: store.accept(event(chat(user="old", while_busy=WhileBusy.INTERRUPT))),
+        ),
+        "finish": await _steps(store, True, lambda: store.finish_turn(first, "me", TurnState.DONE)),
+        "recover": await _steps(store, True, lambda: store.recover("other")),
+        "unfinished": await _steps(store, False, lambda: store.unfinished_turns(session.id)),
+        "last": await _steps(store, False, lambda: store.last_chat_turn(session.id)),
+        "of_message": await _steps(
+            store, False, lambda: store.turn_of_message("app", old.message_ids[0])
+        ),
+        "past": await _steps(store, False, lambda: store.past_turns(session.id, limit=3)),
+        "facts": await _steps(store, False, store.facts),
+    }
+    dear = {name: steps for name, steps in costs.items() if steps > 3000}
+    assert not dear, f"these read the history of 20,000 turns: {costs}"
 
 
-async def _steps(store: Store, call) -> int:
-    """About how many SQLite virtual machine steps a write costs: counted by its progress handler, not by the clock."""
+async def _steps(store: Store, writes: bool, call) -> int:
     counted = 0
 
     def count() -> int:
@@ -290,14 +318,32 @@ async def _steps(store: Store, call) -> int:
         counted += 10
         return 0
 
-    await store._db.write(lambda c: c.connection.dbapi_connection.set_progress_handler(count, 10))
-    assert await call()
-    await store._db.write(lambda c: c.connection.dbapi_connection.set_progress_handler(None, 10))
+    if writes:
+        await store._db.write(
+            lambda c: c.connection.dbapi_connection.set_progress_handler(count, 10)
+        )
+        assert await call()
+        await store._db.write(
+            lambda c: c.connection.dbapi_connection.set_progress_handler(None, 10)
+        )
+        return counted
+
+    def watch(connection, *_: object) -> None:
+        raw = connection.connection.driver_connection._conn
+        raw.set_progress_handler(count, 10)
+
+    engine = store._db._readers.sync_engine
+    sa.event.listen(engine, "begin", watch)
+    try:
+        assert await call() is not None
+    finally:
+        sa.event.remove(engine, "begin", watch)
+    assert counted > 0
     return counted
 
 
-async def _fill(store: Store, number: int) -> None:
-    """Many finished turns in one session, by one statement."""
+async def _fill(store: Store, number: int) -> Turn:
+    """Many finished turns with answers in the session of "old", by two statements. Returns the first of them."""
     (old,) = await _ask(store, chat(user="old"))
     await store.claim("me", 60, 1)
     await store.finish_turn(old, "me", TurnState.DONE)
@@ -308,7 +354,19 @@ async def _fill(store: Store, number: int) -> None:
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :number) "
         f"SELECT 'old' || i, i + 1, {', '.join(other)} FROM turns, n"
     )
-    await store._db.write(lambda c: c.execute(copy, {"number": number}).close())
+    answer = sa.text(
+        "INSERT INTO replies (turn_id, rev, text, token_ids, outcome, notice, updated_at) "
+        "SELECT id, 1, 'answer', :none, 'complete', '', 0 FROM turns"
+    )
+    count_on = sa.text("UPDATE sessions SET last_turn_no = :number + 1")
+
+    def work(connection: sa.Connection) -> None:
+        connection.execute(copy, {"number": number})
+        connection.execute(answer, {"none": b""})
+        connection.execute(count_on, {"number": number})
+
+    await store._db.write(work)
+    return await store.turn(old)
 
 
 async def test_postgresql_claims_by_the_partial_indexes(postgres_url: str, open_store) -> None:

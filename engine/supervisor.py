@@ -146,6 +146,9 @@ class Supervisor:
             grace_s = 1.0  # the socket has ended by itself, so the process is ending too
         except wire.WireError as error:
             self._kill_reason = str(error)
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one report must not end all supervision
+            self._log.exception("engine_report_failed")
+            self._kill_reason = f"the bot could not take a report: {type(error).__name__}"
         finally:
             watcher.cancel()
             self._go_down()

@@ -339,6 +339,23 @@ async def test_a_child_that_talks_nonsense_is_replaced(
     await engine.wait_ready(20.0)
 
 
+async def test_a_report_that_breaks_the_bot_does_not_end_supervision(
+    engines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await ready(engines)
+
+    def broken(report: object) -> None:
+        raise KeyError(type(report).__name__)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "on_report", broken)
+        events = await events_of(engine, ask("r"))
+    assert isinstance(events[-1], Failed)
+    assert events[-1].code is FailureCode.ENGINE_DIED
+    await engine.wait_ready(20.0)
+    assert isinstance((await events_of(engine, ask("r")))[-1], Finished)
+
+
 # ── with the parent ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 PARENT = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 
@@ -99,4 +98,4 @@ def test_a_parent_that_is_gone_ends_the_writer_quietly(
     outbox.start()
     outbox.put(finished("a"))
     outbox.close(2.0)
-    assert all(thread.name != "writer" for thread in threading.enumerate())
+    assert not outbox._thread.is_alive()

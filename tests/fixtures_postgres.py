@@ -58,11 +58,13 @@ class PostgresServer:
             raise RuntimeError(f"{tool} {' '.join(args)}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def control(self, verb: str) -> None:
-        # The server inherits no pipe of ours, or waiting for pg_ctl would wait for the server.
-        log = self.folder / "log"
-        self.run("pg_ctl", "-D", str(self.folder / "data"), "-l", str(log), "-w", "-m" if verb != "start" else "-t",
-                 "fast" if verb != "start" else "40", verb)  # fmt: skip
+    def start(self) -> None:
+        # With a log file the server inherits no pipe of ours; else waiting for pg_ctl would mean waiting for the server.
+        log = str(self.folder / "log")
+        self.run("pg_ctl", "-D", str(self.folder / "data"), "-l", log, "-w", "-t", "40", "start")
+
+    def stop(self) -> None:
+        self.run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", "immediate", "stop")
 
 
 def _find_tools() -> Path | None:
@@ -109,11 +111,11 @@ def postgres_server() -> Iterator[PostgresServer]:
         ]
         with (folder / "data" / "postgresql.conf").open("a") as conf:
             conf.write("\n".join(["", *lines, ""]))
-        server.control("start")
+        server.start()
         try:
             yield server
         finally:
-            server.control("stop")
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -50,19 +50,15 @@ class Place:
 
 def parse_place(url: str) -> Place:
     """A Place from storage.url. Raises ConfigError with one sentence that does not repeat the URL (it may hold a password)."""
+    scheme, _, rest = url.partition("://")
+    if scheme in {"sqlite", "sqlite+aiosqlite"}:
+        return _sqlite_place(rest)
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise ConfigError(
             "storage.url cannot be read; write sqlite:///path/to/hearth.db or postgresql://user:password@host/name"
         ) from None
-    if parsed.drivername in {"sqlite", "sqlite+aiosqlite"}:
-        if not parsed.database or parsed.database.startswith((":memory:", "file:")) or parsed.query:
-            raise ConfigError(
-                "storage.url must name a plain SQLite file, for example sqlite:///data/hearth.db"
-            )
-        path = Path(parsed.database).absolute()
-        return Place(URL.create("sqlite+aiosqlite", database=str(path)), path)
     if parsed.drivername in {"postgresql", "postgres", "postgresql+asyncpg"}:
         query: dict[str, Any] = dict(parsed.query)
         if "sslmode" in query:  # libpq's name; asyncpg calls it ssl and takes the same words
@@ -71,6 +67,17 @@ def parse_place(url: str) -> Place:
     raise ConfigError(
         f"storage.url begins with {parsed.drivername}://, but only sqlite:/// and postgresql:// are supported"
     )
+
+
+def _sqlite_place(rest: str) -> Place:
+    """What follows sqlite:// is a slash and then a path, taken as it stands: nothing in it is decoded."""
+    name = rest.removeprefix("/")
+    if name == rest or not name or name.startswith((":memory:", "file:")) or "?" in name:
+        raise ConfigError(
+            "storage.url must name a plain SQLite file, for example sqlite:///data/hearth.db"
+        )
+    path = Path(name).absolute()
+    return Place(URL.create("sqlite+aiosqlite", database=str(path)), path)
 
 
 def prepare_file(path: Path) -> None:

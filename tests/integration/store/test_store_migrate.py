@@ -308,6 +308,7 @@ async def test_a_postgresql_that_is_not_there(tmp_path: Path, open_store) -> Non
         ("sqlite:///x.db?mode=ro", "plain SQLite file"),
         ("mysql://root:geheim@host/db", "mysql://"),
         ("geheim", "cannot be read"),
+        ("postgresql://u:geheim@h:port/d", "cannot be read"),
     ],
 )
 def test_a_wrong_url_is_a_config_error_without_secrets(url: str, words: str) -> None:

@@ -301,11 +301,11 @@ async def test_a_store_that_was_never_opened_says_so(sqlite_url: str) -> None:
 
 
 async def test_the_files_are_private(tmp_path: Path, open_store) -> None:
-    store = await open_store(f"sqlite:///{tmp_path}/new/deep/hearth.db")
+    store = await open_store(f"sqlite:///{tmp_path}/new/deep %25/hearth.db")
     await store.save_reply(
         (await store.accept(event(chat()))).turn_id, Snapshot(1, "x", (), Outcome.COMPLETE), None
     )
-    folder = tmp_path / "new" / "deep"
+    folder = tmp_path / "new" / "deep %25"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}

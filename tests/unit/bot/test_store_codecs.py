@@ -87,6 +87,7 @@ def test_hashes_do_not_mix_their_parts() -> None:
     [
         ("sqlite:////var/lib/hearth.db", "/var/lib/hearth.db"),
         ("sqlite+aiosqlite:////var/lib/hearth.db", "/var/lib/hearth.db"),
+        ("sqlite:////home/李 四/50%25 off/hearth.db", "/home/李 四/50%25 off/hearth.db"),
         ("postgresql://u:geheim@h:5433/d", "postgresql+asyncpg://u:***@h:5433/d"),
         ("postgresql+asyncpg://u@h/d?sslmode=require", "postgresql+asyncpg://u@h/d?ssl=require"),
     ],

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from bot.budgets import FileBudgets
 from bot.config import Config, LlamaModelConfig, ModelConfig
+from bot.engine_metrics import EngineMetrics
 from bot.errors import ConfigError
 from bot.platforms.base import PlatformAdapter
 from bot.platforms.feishu import open_adapter
@@ -92,6 +93,8 @@ class Hearth:
     ) -> None:
         self.config = config
         self.registry = CollectorRegistry()
+        self._engine_metrics = EngineMetrics()
+        self.registry.register(self._engine_metrics)
         self.store = Store(
             store_url(config),
             dedupe_hours=config.storage.dedupe_hours,
@@ -145,7 +148,11 @@ class Hearth:
     async def _listen(self, service: Service) -> None:
         cap = self.config.server.max_body_bytes
         webhook = WebhookHandler(self.adapters, service.inbox, cap)
-        app = build_app(webhook, OpsHandler(self.readiness, self.registry), max_body_bytes=cap)
+        app = build_app(
+            webhook,
+            OpsHandler(self.readiness, self.registry, self._refresh_metrics),
+            max_body_bytes=cap,
+        )
         self.web = WebServer(app, self.config.server.host, self.config.server.port)
         await self.web.start()
         self._stack.push_async_callback(self.web.close)
@@ -168,6 +175,10 @@ class Hearth:
             "now": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         return ready, facts
+
+    async def _refresh_metrics(self) -> None:
+        stats = {name: await engine.stats() for name, engine in self.engines.items()}
+        self._engine_metrics.update(stats)
 
     async def close(self) -> None:
         """Stop listening, bring running replies to a safe point, end the children, close the database."""

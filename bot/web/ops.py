@@ -12,11 +12,18 @@ Readiness = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 
 
 class OpsHandler:
-    """Answers from live state. `readiness` returns whether questions are answered now, and the facts behind it."""
+    """Answers from live state. `readiness` returns whether questions are answered now, and the facts behind it;
+    `refresh` brings figures up to date that must be asked for before they can be told."""
 
-    def __init__(self, readiness: Readiness, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        readiness: Readiness,
+        registry: CollectorRegistry,
+        refresh: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._readiness = readiness
         self._registry = registry
+        self._refresh = refresh
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """200 while the event loop turns."""
@@ -29,6 +36,8 @@ class OpsHandler:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Prometheus text format."""
+        if self._refresh is not None:
+            await self._refresh()
         return web.Response(
             body=generate_latest(self._registry),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},

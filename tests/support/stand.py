@@ -6,6 +6,7 @@ The sandbox lives in the test's own process and survives the kills, as Feishu wo
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -96,10 +97,8 @@ class Stand:
 
     async def __aenter__(self) -> Stand:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.sandbox = FeishuSandbox(self.sandbox_config)
         self.faults = KillingFaults(self)
-        self.sandbox.faults = self.faults
-        self.sandbox._api._parts = _with_faults(self.sandbox._api._parts, self.faults)
+        self.sandbox = FeishuSandbox(self.sandbox_config, faults=self.faults)
         await self.sandbox.start()
         self.port = free_port()
         self.write_config()
@@ -211,6 +210,26 @@ class Stand:
                 f"SIGTERM did not end the service; its log ends:\n{self.log_tail()}"
             ) from None
 
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The service's log events of one name, over all its lives."""
+        found = []
+        for line in self.log_path.read_text(errors="replace").splitlines():
+            if line.startswith("{") and f'"{name}"' in line:
+                event = json.loads(line)
+                if event.get("event") == name:
+                    found.append(event)
+        return found
+
+    async def metrics(self) -> dict[str, float]:
+        """/metrics, by name with labels as written there."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.url}/metrics") as response,
+        ):
+            lines = (await response.text()).splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {key: float(value) for key, value in pairs}
+
     # -- what can be seen --------------------------------------------------------------------------------------------
     def answers(self, question: SentMessage) -> list[str]:
         """The texts of the bot's messages that answer one question."""
@@ -230,10 +249,3 @@ class Stand:
         except TimeoutError as error:
             raise AssertionError(f"{error}\nlog ends:\n{self.log_tail()}") from None
         return self.answers(question)
-
-
-def _with_faults(parts: Any, faults: Faults) -> Any:
-    """The sandbox's parts with other faults (the record is frozen on purpose)."""
-    from dataclasses import replace
-
-    return replace(parts, faults=faults)

@@ -87,8 +87,9 @@ async def kill_by_clock(seed: int) -> Figures:
             for _ in range(2):
                 await asyncio.sleep(rng.uniform(0.05, 1.2))
                 await stand.restart()
-            for question in asked:
-                check(stand, await stand.settled(question))
+            texts = [await stand.settled(question) for question in asked]
+            for answers in texts:
+                check(stand, answers)
             return {"questions": len(asked), "kills": 2}
 
 

@@ -2,6 +2,7 @@
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 ARGS ?=
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve chat test check prove bench clean
@@ -23,7 +24,7 @@ chat: setup ## the same conversation in this terminal
 	@$(BIN)/hearth chat $(ARGS)
 
 test: setup ## all tests but the long proofs (under 12 minutes on 2 cores)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 check: setup ## lint, format, types, import rules
 	@$(BIN)/ruff check .

@@ -124,8 +124,9 @@ async def test_hostile_text_stays_text(open_page: OpenPage, stage: MockStage) ->
     stage.trace(
         "api", "<script>window.pwned=22</script>", {"<b>": "<img src=x onerror='window.pwned=23'>"}
     )
-    await page.get_by_test_id("trace-item").last.locator("button").first.click()
-    await expect(page.get_by_test_id("trace-item").last).to_contain_text("window.pwned=23")
+    hostile = page.get_by_test_id("trace-item").filter(has_text="window.pwned=22")
+    await hostile.locator("button").first.click()
+    await expect(hostile).to_contain_text("window.pwned=23")
     await page.reload()
     await expect(page.get_by_test_id("card")).to_contain_text("onerror")
 

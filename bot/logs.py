@@ -51,6 +51,20 @@ class Redactor:
         return text
 
 
+class OneLine(logging.Filter):
+    """Makes one line of what aiohttp's server says about a peer that does not speak HTTP; our own faults are logged by us."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the record without its traceback (which may quote what was sent)."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            record.msg, record.args = "http_peer_fault", None
+            record.exc_info = None
+            record.__dict__["error"] = type(error).__name__
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return True
+
+
 def set_up_logging(config: Config, *, stream: object = None) -> None:
     """Install handlers for structlog and the standard library. Call once, from the composition root."""
     out = stream or sys.stderr
@@ -77,10 +91,11 @@ def set_up_logging(config: Config, *, stream: object = None) -> None:
     handler = logging.StreamHandler(out)  # type: ignore[arg-type]  # any text stream will do
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(["error"]), *shared],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
+    logging.getLogger("aiohttp.server").filters[:] = [OneLine()]
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.log.level.upper())

@@ -54,7 +54,8 @@ class ReplyView:
     `text` is the model's Markdown, whole and only ever growing while `outcome` is GROWING. `status` is shown instead of
     text while there is none ("3rd in line", "reading … 40 %"). `notice` is one sentence under the text (why it ended).
     `rev` rises with every change. `summary` is the chat-list preview. `possible_repeat` is the localized mark to put
-    before a part that is sent again although it may already have arrived.
+    before a part that is sent again although it may already have arrived. `refused` is the sentence for an answer that
+    the platform does not take (sensitive content, data loss prevention): nobody is left in silence.
     """
 
     rev: int
@@ -65,6 +66,7 @@ class ReplyView:
     summary: str = ""
     buttons: tuple[Button, ...] = ()
     possible_repeat: str = ""
+    refused: str = ""
 
 
 class PartLedger(Protocol):
@@ -87,7 +89,8 @@ class ReplyDriver(Protocol):
     """How one reply grows. One owner task calls it; it never has two calls on one message in flight.
 
     Both verbs raise only `RetryLater` and `Ambiguous` (call again with the newest view), `TargetGone` and `GiveUp`
-    (nothing more can be shown). Falling back from cards to plain messages happens inside.
+    (nothing more can be shown; before it is raised, `refused` was shown where that was possible and nothing is left
+    moving). Falling back from cards to plain messages happens inside.
     """
 
     async def prepare(self) -> None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import structlog
 
-from bot.errors import Ambiguous, GiveUp, HearthError, RetryLater, TargetGone
+from bot.errors import Ambiguous, GiveUp, HearthError, RetryLater, StoreError, TargetGone
 from bot.platforms.base import ReplyDriver, ReplyView
 from bot.service.clock import Clock
 from bot.service.ledger import ReplyLedger
@@ -213,9 +213,7 @@ class Streamer:
         if isinstance(error, Ambiguous):
             log.info("reply_ambiguous", code=error.code)
             return backoff_s
-        if isinstance(
-            error, HearthError
-        ):  # the database, which heals or does not; an answer is not dropped for it
+        if isinstance(error, StoreError):  # it heals or does not; an answer is not dropped for it
             log.warning("reply_not_stored", error=str(error))
             return backoff_s
         if self._failures >= MAX_FAULTS:

@@ -27,6 +27,7 @@ class ViewMaker:
             summary=self._summary(snapshot),
             buttons=self._buttons(snapshot),
             possible_repeat=say(self._language, "end.possible_repeat"),
+            refused=say(self._language, "end.refused"),
         )
 
     def _summary(self, snapshot: Snapshot) -> str:

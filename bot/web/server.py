@@ -46,8 +46,9 @@ class WebServer:
     """Owns the listening socket. `port` is the real one after `start` (0 in the config picks a free one)."""
 
     def __init__(self, app: web.Application, host: str, port: int) -> None:
+        # Signatures are made over the bytes as sent, and no platform compresses: nothing is unpacked here, bombs neither.
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=5.0, handle_signals=False
+            app, access_log=None, shutdown_timeout=5.0, handle_signals=False, auto_decompress=False
         )
         self._host = host
         self.port = port

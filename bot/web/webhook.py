@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import structlog
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from bot.domain.types import InboundEvent
 from bot.errors import HearthError, Rejected
@@ -79,6 +80,8 @@ class WebhookHandler:
             raise Rejected(413, "the body is larger than server.max_body_bytes") from None
         except TimeoutError:
             raise Rejected(408, "the body did not arrive in time") from None
+        except (ConnectionError, ClientPayloadError, HttpProcessingError, web.RequestPayloadError):
+            raise Rejected(400, "the body did not arrive whole") from None
 
 
 def _answer(reply: WebhookReply) -> web.Response:

@@ -51,6 +51,11 @@ class CardKitCard(Surface):
         self.part = replace(self.part, remote_id=card_id)
         self._streaming_since = made_at
 
+    @property
+    def content(self) -> str:
+        """See Surface."""
+        return self.shown or ""
+
     # -- growing -----------------------------------------------------------------------------------------------------
     async def show(self, face: Face) -> None:
         """Open the card or let it grow."""

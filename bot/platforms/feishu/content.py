@@ -12,6 +12,7 @@ from bot.domain.types import Attachment
 
 # `@_user_1` is a prefix of `@_user_10`: the digits are taken whole.
 _PLACEHOLDER = re.compile(r"@_user_\d+|@_all(?![A-Za-z0-9_])")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACES = "[ \u00a0\u3000]*"
 _LOCALES = ("zh_cn", "en_us", "ja_jp", "zh_hk", "zh_tw")
 _KEYED_FILES = {
@@ -48,14 +49,14 @@ def read_mentions(entries: object, own_open_id: str) -> Mentions:
     """From `message.mentions`. With an unknown own id nobody is the bot: fail closed (§8 row 9)."""
     names = {"@_all": "all"}
     own: set[str] = set()
-    for entry in entries if isinstance(entries, list) else []:
-        if not isinstance(entry, dict) or not isinstance(entry.get("key"), str):
+    for entry in _list(entries):
+        if not isinstance(entry, dict) or not _string(entry, "key"):
             continue
         key = entry["key"]
         ids = entry.get("id")
         open_id = ids.get("open_id") if isinstance(ids, dict) else ids
-        name = entry.get("name")
-        if isinstance(name, str) and name:
+        name = _string(entry, "name")
+        if name:
             names[key] = name
         if key != "@_all" and own_open_id and open_id == own_open_id:
             own.add(key)
@@ -74,10 +75,9 @@ def read_content(message_type: str, content: object) -> Content:
     """Read a message's content. Raises UnreadableContent; unknown types become an attachment of kind "other"."""
     data = _decode(content)
     if message_type == "text":
-        text = data.get("text")
-        if not isinstance(text, str):
+        if not isinstance(data.get("text"), str):
             raise UnreadableContent("a text message without text")
-        return Content(text)
+        return Content(_string(data, "text"))
     if message_type == "post":
         return _read_post(data)
     kind, key_name = _KEYED_FILES.get(message_type, ("other", ""))
@@ -95,9 +95,18 @@ def _decode(content: object) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def readable(text: str) -> str:
+    """The text with lone surrogates (half an emoji, cut by a client) as U+FFFD: nothing else can store or send them."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
 def _string(data: Mapping[str, Any], key: str) -> str:
     value = data.get(key)
-    return value if isinstance(value, str) else ""
+    return readable(value) if isinstance(value, str) else ""
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _read_post(data: dict[str, Any]) -> Content:
@@ -109,7 +118,7 @@ def _read_post(data: dict[str, Any]) -> Content:
         lines = [_line(nodes, found) for nodes in _node_lines(data.get("content_v2"))]
     found += [
         Attachment("file", _string(entry, "file_name"), _string(entry, "file_key"))
-        for entry in data.get("files") or []
+        for entry in _list(data.get("files"))
         if isinstance(entry, dict)
     ]
     title = _string(data, "title")

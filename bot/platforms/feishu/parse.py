@@ -24,7 +24,7 @@ from bot.domain.types import (
     Unreadable,
 )
 from bot.errors import Rejected
-from bot.platforms.feishu.content import UnreadableContent, read_content, read_mentions
+from bot.platforms.feishu.content import UnreadableContent, read_content, read_mentions, readable
 
 _ACTIONS = {"stop", "regenerate", "new_topic"}
 
@@ -60,7 +60,9 @@ def open_envelope(data: dict[str, Any]) -> Envelope:
         kind = event.get("type") if isinstance(event, dict) else None
         fields = (data.get("uuid"), kind, data.get("token"))
         app_id = event.get("app_id") if isinstance(event, dict) else None
-    event_id, event_type, token = (field if isinstance(field, str) else "" for field in fields)
+    event_id, event_type, token = (
+        readable(field) if isinstance(field, str) else "" for field in fields
+    )
     if not event_id or not event_type or not isinstance(event, dict):
         raise Rejected(400, "the event's envelope is incomplete")
     return Envelope(event_id, event_type, token, app_id if isinstance(app_id, str) else "", event)
@@ -79,6 +81,10 @@ def read_event(envelope: Envelope, identity: Identity, now: datetime) -> Inbound
         return reader(envelope, identity, now)
     except (_Missing, UnreadableContent) as error:
         return _unreadable(envelope, identity, str(error))
+    except Rejected:
+        raise
+    except Exception as error:  # noqa: BLE001 - a shape nobody foresaw: a 500 would bring it back for seven hours
+        return _unreadable(envelope, identity, f"an unforeseen shape ({type(error).__name__})")
 
 
 class _Missing(ValueError):
@@ -97,7 +103,7 @@ def _get(data: object, *path: str) -> Any:
 
 def _text(data: object, *path: str) -> str:
     value = _get(data, *path)
-    return value if isinstance(value, str) else ""
+    return readable(value) if isinstance(value, str) else ""
 
 
 def _need(data: object, *path: str) -> str:

@@ -15,6 +15,7 @@ from bot.domain.cutting import best_cut, furthest
 from bot.domain.types import Outcome, PartState, ReplyPart, ReplyTarget
 from bot.errors import FallBack, GiveUp, PlatformError, TargetGone
 from bot.platforms.base import PartLedger, ReplyView
+from bot.platforms.feishu.apology import Apology, stop_moving
 from bot.platforms.feishu.card import PLACEHOLDER, Face, Typewriter, card
 from bot.platforms.feishu.cardkit import CardKitCard
 from bot.platforms.feishu.desk import ReplyDesk
@@ -52,6 +53,7 @@ class FeishuReply:
         self._context = ReplyContext(desk.api, target, ledger, typewriter, desk.now)
         self._style = Style(desk.config.table_limit)
         self._prepared: tuple[str, datetime] | None = None
+        self._apology: Apology | None = None
         self._surfaces = [self._surface(part) for part in ledger.parts()]
         if self._surfaces:
             self._surfaces[-1].refresh_key()
@@ -76,6 +78,8 @@ class FeishuReply:
         """Show a growing view."""
         if self._closed or view.outcome is not Outcome.GROWING:
             return
+        if self._apology:
+            await self._apology.say()
         if not self._surfaces:
             self._open_first("card" if self._desk.cards_allowed else "patch")
         self._desk.growing(self, self._surfaces[-1].kind not in FINAL_ONLY)
@@ -85,6 +89,8 @@ class FeishuReply:
         """Show the final view and close. A view that was never shown goes out in one call per message."""
         if self._closed:
             return
+        if self._apology:
+            await self._apology.say()
         if view.outcome is Outcome.SILENT:
             await self._hush(view)
             return
@@ -122,9 +128,11 @@ class FeishuReply:
         except TargetGone:
             await self._end(view, self._surfaces[-1])
             raise
-        except GiveUp:
+        except GiveUp as refusal:
             self._desk.growing(self, False)
-            raise
+            sentence = self._style.sentence("card", view.refused)
+            self._apology = Apology(self._surfaces[-1], sentence, view.rev, refusal)
+            await self._apology.say()
 
     async def _advance(self, view: ReplyView) -> None:
         """Bring every part to what the view wants; steps down as often as a kind or a size is refused."""
@@ -183,7 +191,10 @@ class FeishuReply:
                 continue
             part = surface.part
             quiet = replace(view, buttons=(), notice="", status="")
-            await surface.hush(self._face(quiet, part, part.covers_to_chars, last=False))
+            try:
+                await surface.hush(self._face(quiet, part, part.covers_to_chars, last=False))
+            except (FallBack, GiveUp) as error:
+                log.info("feishu_reply_not_hushed", turn_id=part.turn_id, code=error.code)
             await surface.mark_closed(view.rev)
         self._closed = True
         self._desk.growing(self, False)
@@ -235,7 +246,9 @@ class FeishuReply:
         elif isinstance(error, CardLost):
             return await self._leave_lost(surface, view)
         elif not self._style.make_plain():
-            raise GiveUp(str(error), code=error.code) from error
+            self._style.make_rich()
+            await stop_moving(surface, view.rev)
+            return await self._leave_lost(surface, view, _SIMPLER[surface.kind])
         return False
 
     def _unplan_next(self) -> None:
@@ -257,10 +270,10 @@ class FeishuReply:
             planned(part.turn_id, part.n, kind, part.covers_from_chars)
         )
 
-    async def _leave_lost(self, surface: Surface, view: ReplyView) -> bool:
-        """A card that people see can no longer be changed: go on behind what it is known to show, in a new one."""
+    async def _leave_lost(self, surface: Surface, view: ReplyView, kind: str = "card") -> bool:
+        """A card that people see can no longer be changed: go on behind what it is known to show, in a new message."""
         start = surface.part.covers_from_chars if surface.shown_upto is None else surface.shown_upto
-        part = planned(surface.part.turn_id, surface.part.n + 1, "card", start)
+        part = planned(surface.part.turn_id, surface.part.n + 1, kind, start)
         if surface.shown_upto is None and surface.part.covers_to_chars > start:
             part = rekeyed(part, "r")
         following = self._surface(part)

@@ -73,6 +73,10 @@ class Style:
         self._verbatim = True
         return True
 
+    def make_rich(self) -> None:
+        """Markdown again: it was not the Markdown that was refused."""
+        self._verbatim = False
+
 
 def _as_code(text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)

@@ -78,6 +78,11 @@ class Surface:
         """The message is known to be in the chat."""
         return self.part.state in {PartState.CONFIRMED, PartState.CLOSED}
 
+    @property
+    def content(self) -> str:
+        """What the message is known to show, rendered; "" when that is not known."""
+        return ""
+
     async def show(self, face: Face) -> None:
         """Show a growing answer; opens the message on the first call."""
         raise NotImplementedError
@@ -178,6 +183,11 @@ class PlainCard(Surface):
         # What the first attempt carried: a uuid is for one content only (feishu.md §4.1). Not known of another process.
         self._attempted: Face | None = None
         self._taken_over = self.uncertain
+
+    @property
+    def content(self) -> str:
+        """See Surface."""
+        return self._shown.content if self._shown else ""
 
     async def show(self, face: Face) -> None:
         """Send or update."""

@@ -664,7 +664,7 @@ async def test_when_nothing_works_it_gives_up(stage: Stage) -> None:
         await stage.reply().show(grow("x"))
 
 
-async def test_a_shown_card_is_never_followed_by_another_message(stage: Stage) -> None:
+async def test_what_a_shown_card_says_is_never_said_again(stage: Stage) -> None:
     reply = stage.reply()
     await reply.show(grow("one"))
     stage.wire.faults["content"] = [code(300313)] * 5
@@ -678,9 +678,88 @@ async def test_a_shown_card_is_never_followed_by_another_message(stage: Stage) -
     await reply.show(grow("one"))
     stage.wire.faults["content"] = [code(300313)] * 5
     stage.wire.faults["put_card"] = [code(300313)] * 9
+    await reply.finish(done("one two"))
+    card, rest = stage.wire.seen()[1:]
+    assert (card.text, card.streaming, card.buttons) == ("one", False, [])
+    assert rest.text.strip() == "two"
+
+
+# -- an answer that Feishu does not take -----------------------------------------------------------------------------
+REFUSED = "Sorry, not taken."
+
+
+def refusable(view: ReplyView) -> ReplyView:
+    return replace(view, refused=REFUSED)
+
+
+@pytest.mark.parametrize("number", [230022, 230028])
+async def test_content_refused_at_first_sight_ends_with_one_sentence(
+    stage: Stage, number: int
+) -> None:
+    stage.wire.faults["reply"] = [code(number)]
+    with pytest.raises(GiveUp) as caught:
+        await stage.reply().finish(refusable(done("call 13800000000")))
+    assert caught.value.code == number
+    assert stage.wire.only().text == REFUSED
+
+
+async def test_content_refused_in_mid_answer_keeps_what_was_taken_and_stops_moving(
+    stage: Stage,
+) -> None:
+    reply = stage.reply()
+    await reply.show(refusable(grow("one")))
+    stage.wire.faults["content"] = [code(230028)]
     with pytest.raises(GiveUp):
-        await reply.finish(done("one two"))
-    assert len(stage.wire.messages) == 2
+        await reply.show(refusable(grow("one two", 2)))
+    assert_closed(stage.wire.only(), f"one\n\n{REFUSED}", buttons=())
+
+
+async def test_an_apology_is_tried_again_and_in_simpler_ways(stage: Stage) -> None:
+    reply = stage.reply()
+    await reply.show(refusable(grow("one")))
+    stage.wire.faults["content"] = [code(230028), code(230028)]
+    stage.wire.faults["put_card"] = [code(99991400), code(230022)]
+    with pytest.raises(RetryLater):
+        await reply.show(refusable(grow("one two", 2)))
+    with pytest.raises(GiveUp):
+        await reply.finish(refusable(done("one two three")))
+    card, sentence = stage.wire.seen()
+    assert (card.text, card.streaming, card.buttons) == ("one", False, [])
+    assert sentence.text == REFUSED
+    n_calls = len(stage.wire.names)
+    with pytest.raises(GiveUp):
+        await reply.finish(refusable(done("one two three")))
+    assert len(stage.wire.names) == n_calls
+
+
+async def test_a_refused_plain_card_ends_with_the_sentence(stage: Stage) -> None:
+    stage.wire.faults["create"] = [code(99991672)] * 2
+    reply = stage.reply()
+    await reply.show(refusable(grow("one")))
+    stage.wire.faults["patch"] = [code(230022)]
+    with pytest.raises(GiveUp):
+        await reply.show(refusable(grow("one two", 2)))
+    assert stage.wire.only().text == f"one\n\n{REFUSED}"
+    assert stage.wire.only().buttons == []
+
+
+async def test_a_plain_card_that_takes_no_more_updates_goes_on_in_a_post(stage: Stage) -> None:
+    stage.wire.faults["create"] = [code(99991672)] * 2
+    reply = stage.reply()
+    await reply.show(grow("one"))
+    stage.wire.faults["patch"] = [code(230072)] * 9
+    await reply.show(grow("one two", 2))
+    await reply.finish(done("one two three"))
+    assert [seen.text.strip() for seen in stage.wire.seen()] == ["one", "two three"]
+
+
+async def test_a_card_that_cannot_be_hushed_does_not_keep_the_turn_alive(stage: Stage) -> None:
+    stage.wire.faults["create"] = [code(99991672)] * 2
+    reply = stage.reply()
+    await reply.show(grow("one"))
+    stage.wire.faults["patch"] = [code(230072)]
+    await reply.finish(ReplyView(3, "one", outcome=Outcome.SILENT))
+    assert stage.ledger.saved[0].state is PartState.CLOSED
 
 
 async def test_a_group_without_threads_and_a_message_that_takes_no_reply(stage: Stage) -> None:

@@ -20,9 +20,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
+# libgomp reads this once, when llama.cpp loads it. A decode has some 900 barriers. On two cores, ms per token of the demo
+# model: with libgomp's own 300,000 spins 9.0 when nothing else runs and 130-230 beside one busy process; sleeping at once
+# (OMP_WAIT_POLICY=passive) 13.5 and 20-40; with 1,000 spins 10.1 and 20-50.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 import llama_cpp as llama
 import llama_cpp._logger as llama_logger
-import structlog
 
 from engine.backends.base import (
     BatchPart,
@@ -61,14 +67,14 @@ _HIDDEN_ATTRIBUTES: Final = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_A
 
 
 class _NativeLog:
-    """llama.cpp's log: warnings aloud, everything with HEARTH_LLAMA_LOG=1, the last lines kept to explain a failure.
+    """llama.cpp's log: warnings aloud, everything with LLAMA_LOG_ALL=1, the last lines kept to explain a failure.
 
     The callback is process-wide in llama.cpp; the backend that lives last owns it and gives it back on close.
     """
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=200)
-        self._verbose = bool(os.environ.get("HEARTH_LLAMA_LOG"))
+        self._verbose = bool(os.environ.get("LLAMA_LOG_ALL"))
         self._partial = ""
         self._level = 0
         self._callback = llama.llama_log_callback(self._receive)

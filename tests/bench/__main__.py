@@ -17,6 +17,7 @@ from tests.prove.suite import ROOT, commit
 
 BENCHES = {
     "engine_ratio": "Generated tokens per second beside the backend's own decode loop without scheduler",
+    "reply": "One reply as a person sees it, with 60 ms round trips",
     "text_speed": "Text: µs per generated id, ms per rendered conversation",
     "store_accept": "Store: accepted messages per second beside the disk's own fsync",
     "code_lines": "Lines per module",

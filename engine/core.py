@@ -69,6 +69,8 @@ class Core:
         self._waiting: dict[str, Job] = {}
         self._running: dict[str, Job] = {}
         self._line_changed = False
+        # Who could not start last, and how often anything had been given back by then: only that can change it.
+        self._blocked: tuple[str, int] | None = None
         self._n_failed_batches = 0
         self._n_prompt_tokens = 0
         self._n_generated_tokens = 0
@@ -196,8 +198,18 @@ class Core:
         """Give sequences to those in front, strictly in order: a big request is never overtaken for ever by small ones."""
         n_admitted = 0
         while (head := self._line.head()) is not None:
+            if (head, self._pool.n_releases) == self._blocked:
+                break
             job = self._waiting[head]
-            if not self._make_room(job):
+            try:
+                admitted = self._make_room(job)
+            except Exception as error:  # noqa: BLE001 - it must not hold up everybody behind it
+                _log.error("admission_failed", request_id=job.id, error=repr(error))
+                message = f"the request could not be started: {type(error).__name__}: {error}"
+                self._fail(job, FailureCode.BAD_REQUEST, message, retryable=False)
+                continue
+            if not admitted:
+                self._blocked = (head, self._pool.n_releases)
                 break
             n_admitted += 1
         return n_admitted
@@ -205,7 +217,7 @@ class Core:
     def _make_room(self, job: Job) -> bool:
         """Start a job, displacing background work where that is what it takes. False = it must wait."""
         if job.is_warm:
-            if any(other.is_warm for other in self._running.values()):
+            if any(other.is_warm or _same_talk(other, job) for other in self._running.values()):
                 return False
             if self._pool.trim_idle(job.request.scope, job.request.cache_key, job.tokens):
                 self._remove(job, keep=True)
@@ -317,7 +329,6 @@ class Core:
     def _fail_batch(self, planned: list[Planned], error: Exception) -> None:
         _log.error("batch_failed", n_requests=len(planned), error=repr(error))
         for job, _ in planned:
-            job.forgotten = True  # nobody knows what its cells hold now
             self._fail(
                 job, FailureCode.DECODE, f"the model failed on this batch: {error}", retryable=True
             )
@@ -333,6 +344,7 @@ class Core:
         if job.seq is None:
             return
         self._pool.extend(job.seq, part.tokens)
+        prefixes.publish(job, self._pool)
         self._n_prompt_tokens += max(0, min(job.n_computed, job.n_given) - part.start)
         if job.is_warm:
             if job.n_to_compute == 0:
@@ -383,7 +395,7 @@ class Core:
         )
 
     def _fail(self, job: Job, code: FailureCode, message: str, *, retryable: bool) -> None:
-        """The one way to a bad end. Warm-ups have nobody to tell."""
+        """The one way to a bad end: its sequence is not kept, as nobody knows what it holds. Warm-ups have nobody to tell."""
         self._remove(job, keep=False)
         if not job.is_warm:
             self._emit(Failed(request_id=job.id, code=code, retryable=retryable, message=message))
@@ -416,3 +428,7 @@ class Core:
         if self._line_changed:
             self._line_changed = False
             self._tell.places(self._waiting[request_id] for request_id in self._line.order())
+
+
+def _same_talk(a: Job, b: Job) -> bool:
+    return (a.request.scope, a.request.cache_key) == (b.request.scope, b.request.cache_key)

@@ -27,12 +27,17 @@ def choose_role(job: Job, running: Iterable[Job], pool: SequencePool) -> None:
         job.builds_prefix = True
 
 
+def publish(job: Job, pool: SequencePool) -> None:
+    """Keep the prefix that a job builds, once it is complete."""
+    if job.builds_prefix and job.seq and job.n_computed >= job.request.n_shared_prefix:
+        job.builds_prefix = False
+        pool.publish_prefix(job.seq, job.request.n_shared_prefix)
+
+
 def bind(running: Collection[Job], pool: SequencePool) -> list[Job]:
     """Publish what is complete and let go on who waited for it. Returns those that go on."""
     for job in running:
-        if job.builds_prefix and job.seq and job.n_computed >= job.request.n_shared_prefix:
-            job.builds_prefix = False
-            pool.publish_prefix(job.seq, job.request.n_shared_prefix)
+        publish(job, pool)
     released = []
     for job in running:
         if job.awaits_prefix and job.seq and not _has_builder(job, running):

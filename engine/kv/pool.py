@@ -67,6 +67,8 @@ class SequencePool:
         # Holders of a cell, for those that have more than one.
         self._n_holders: dict[int, int] = {}
         self._n_used = 0
+        # How often a sequence stopped running: whoever found no room need not try again before that.
+        self.n_releases = 0
         # Some places are for conversations, however many system prompts there are.
         self._max_prefixes = max(1, backend.n_seq_max // 4)
         backend.clear()
@@ -131,6 +133,7 @@ class SequencePool:
     def release(self, seq: Seq, *, keep: bool) -> None:
         """The sequence runs no longer; a kept one becomes the conversation's idle sequence."""
         seq.n_reserved = 0
+        self.n_releases += 1
         if not keep or not seq.key or not seq.tokens:
             self._drop(seq)
             return

@@ -108,6 +108,13 @@ def test_the_shared_prefix_outlives_the_conversation_that_made_it() -> None:
     )
 
 
+def test_a_reply_of_one_token_leaves_its_prefix_as_well() -> None:
+    kit = fake_kit()
+    request = kit.ask("a", max_new_tokens=1)
+    kit.run()
+    assert kit.core.stats().kv_cells_used == request.n_shared_prefix
+
+
 def test_kv_never_crosses_scopes() -> None:
     kit = fake_kit()
     n_prompt = len(kit.request("x").prompt_tokens)
@@ -204,6 +211,17 @@ def test_a_question_takes_over_what_is_warm_by_now() -> None:
     assert kit.cached("a") >= 64
     kit.run()
     assert kit.n_prompt_decoded == len(request.prompt_tokens)
+
+
+def test_warming_waits_for_the_running_reply_of_its_conversation() -> None:
+    kit = fake_kit()
+    request = kit.ask("a", cache_key="k", n_shared_prefix=0)
+    kit.step(2)
+    kit.core.warm("k", "", request.prompt_tokens)
+    kit.run()
+    # Nothing computed twice, and what is kept is the canonical list.
+    assert kit.n_prompt_decoded == len(request.prompt_tokens)
+    assert kit.core.stats().kv_cells_used == len(request.prompt_tokens)
 
 
 def test_people_come_before_warming_within_a_step() -> None:

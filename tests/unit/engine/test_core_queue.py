@@ -231,17 +231,32 @@ def test_a_backend_that_always_fails_ends_the_engine() -> None:
     kit.check_end()
 
 
-def test_a_full_cache_first_costs_idle_sequences_then_halves_the_batch() -> None:
+def test_a_full_cache_first_costs_idle_sequences() -> None:
     kit = fake_kit()
     kit.ask("old", cache_key="old")
     kit.run()
     n_kept = kit.core.stats().n_sequences_kept
-    kit.backend.failures += [DecodeStatus.NO_SLOT] * (n_kept + 2)
-    kit.ask("a", "q" * 100, scope="other")
+    assert n_kept == 2
+    kit.backend.failures += [DecodeStatus.NO_SLOT] * n_kept
+    n_before = len(kit.backend.batches)
+    request = kit.ask("a", "q" * 100, scope="other")
+    kit.step()
+    assert kit.core.stats().n_sequences_kept == 1  # the new prefix
+    (part,) = kit.backend.batches[n_before]
+    assert len(part.tokens) == len(request.prompt_tokens)
     kit.run()
     assert kit.text("a") == REPLY
-    first = kit.backend.batches[-len(REPLY.encode()) - 5 :]
-    assert any(len(part.tokens) < 60 for batch in first for part in batch if part.start == 0)
+
+
+def test_then_the_batch_is_halved_and_the_rest_follows() -> None:
+    kit = fake_kit()
+    kit.backend.failures += [DecodeStatus.NO_SLOT] * 2
+    request = kit.ask("a", "q" * 100)
+    kit.run()
+    sizes = [len(part.tokens) for batch in kit.backend.batches for part in batch][:2]
+    n_prompt = len(request.prompt_tokens)
+    assert sizes == [n_prompt // 2 // 2, n_prompt - n_prompt // 2 // 2]
+    assert kit.text("a") == REPLY
 
 
 def test_a_cache_without_a_single_cell_fails_the_request_not_the_engine() -> None:
@@ -274,6 +289,24 @@ def test_one_broken_reply_does_not_end_the_others(monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
     kit.run()
     assert kit.failed("a").code is FailureCode.DECODE
+    assert kit.text("b") == REPLY
+
+
+def test_a_request_that_cannot_be_started_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kit = fake_kit()
+
+    def new_sampler(*_args: Any) -> Any:
+        raise OverflowError("strange value")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kit.backend, "new_sampler", new_sampler)
+        kit.ask("a")
+        kit.step()
+    assert kit.failed("a").code is FailureCode.BAD_REQUEST
+    kit.ask("b")
+    kit.run()
     assert kit.text("b") == REPLY
 
 

@@ -26,6 +26,8 @@ UV_VERSION = "0.13.9"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hearth"
 # Objects that Ninja compiles with deploy/build/llama.cmake on a CPU-only build; only the progress line uses it.
 CPU_BUILD_OBJECTS = 84
+# Virtual machines announce AMX that their host does not carry: such a build dies of SIGILL at the first decode.
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 CMAKE_DEFINES = {
     "GGML_RPC": "ON",
     "LLAVA_BUILD": "OFF",
@@ -81,6 +83,16 @@ def cpu_key() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def compiler_flags() -> str:
+    """Flags for llama.cpp beyond its own; nothing where the compiler does not know them."""
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        return ""
+    compiler = (os.environ.get("CXX") or "c++").split()
+    probe = [*compiler, *WITHOUT_AMX.split(), "-E", "-x", "c++", os.devnull]
+    known = subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    return WITHOUT_AMX if known else ""
+
+
 def bootstrap_uv() -> Path:
     """Create `.venv` and put uv into it. Returns uv's path."""
     uv = VENV / "bin" / "uv"
@@ -122,6 +134,8 @@ def build_settings(key: str) -> tuple[dict[str, str], Path]:
     settings = {f"cmake.define.{name}": value for name, value in CMAKE_DEFINES.items()}
     settings["cmake.define.CMAKE_PROJECT_llama_cpp_INCLUDE"] = str(include)
     settings["cmake.define.HEARTH_CPU"] = key
+    if flags := compiler_flags():
+        settings["cmake.define.CMAKE_C_FLAGS"] = settings["cmake.define.CMAKE_CXX_FLAGS"] = flags
     settings["ninja.make-fallback"] = "false"
     settings["build-dir"] = str(build_dir)
     return settings, build_dir

@@ -45,8 +45,7 @@ _ENV_PREFIXES: Final = (
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of the child, made from the bot's.
 
-    GGML_NO_BACKTRACE: an abort must not start a debugger first (DESIGN §6). OMP_WAIT_POLICY: idle compute threads sleep
-    between steps and leave their cores to the tokenizer and the bot.
+    GGML_NO_BACKTRACE: an abort must not start a debugger first (DESIGN §6).
     """
     env = {
         name: value
@@ -54,7 +53,6 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if name in _ENV_NAMES or name.startswith(_ENV_PREFIXES)
     }
     env["GGML_NO_BACKTRACE"] = "1"
-    env.setdefault("OMP_WAIT_POLICY", "passive")
     env["PYTHONUNBUFFERED"] = "1"
     env["PYTHONFAULTHANDLER"] = "1"
     if str(_ROOT) not in site.getsitepackages():

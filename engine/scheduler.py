@@ -137,12 +137,15 @@ class PrefillPace:
     """How many prompt tokens a step may compute, from measured step times; owned by the core.
 
     While replies are decoding, the prompt part of a step may take `WITH_REPLIES_S`, so that no running reply stalls
-    visibly; otherwise `ALONE_S`, so that a cancel or a newcomer is seen soon. On a fast GPU both are a full batch.
+    visibly; otherwise `ALONE_S`, so that a cancel or a newcomer is seen soon, but never under `MIN_ALONE_TOKENS`: small
+    batches are slow ones, and on a busy machine a low measured rate must not make itself lower. On a fast GPU both are a
+    full batch.
     """
 
     WITH_REPLIES_S = 0.15
     ALONE_S = 0.6
     MIN_TOKENS = 16
+    MIN_ALONE_TOKENS = 128
     _FIRST_GUESS_TOKENS_PER_S = 250.0
     _WEIGHT = 0.3
 
@@ -154,8 +157,8 @@ class PrefillPace:
     def budget(self, *, replies_running: bool) -> int:
         """Prompt tokens for the next step."""
         seconds = self.WITH_REPLIES_S if replies_running else self.ALONE_S
-        wanted = int(self._tokens_per_s * seconds)
-        return max(min(self.MIN_TOKENS, self._n_batch), min(wanted, self._n_batch))
+        least = self.MIN_TOKENS if replies_running else self.MIN_ALONE_TOKENS
+        return min(max(least, int(self._tokens_per_s * seconds)), self._n_batch)
 
     def observe(self, *, n_replies: int, n_prefill: int, elapsed_s: float) -> None:
         """Learn from a finished step."""

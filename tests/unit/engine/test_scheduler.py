@@ -194,7 +194,10 @@ def test_the_pace_follows_the_machine() -> None:
         pace.observe(n_replies=4, n_prefill=50, elapsed_s=0.54)
     # 100 prompt tokens a second: what fits into the stall that replies may have.
     assert pace.budget(replies_running=True) == pytest.approx(100 * pace.WITH_REPLIES_S, abs=2)
-    assert pace.budget(replies_running=False) == pytest.approx(100 * pace.ALONE_S, abs=2)
+    assert pace.budget(replies_running=False) == pace.MIN_ALONE_TOKENS
+    for _ in range(40):
+        pace.observe(n_replies=0, n_prefill=300, elapsed_s=1.0)
+    assert pace.budget(replies_running=False) == pytest.approx(300 * pace.ALONE_S, abs=4)
 
 
 def test_a_fast_machine_gets_whole_batches_and_a_slow_one_still_moves() -> None:

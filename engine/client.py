@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from engine import wire
 from engine.config import EngineConfig, OpenAISettings
 from engine.errors import EngineConfigError, EngineError, EngineUnavailable
-from engine.inflight import Inflight
-from engine.supervisor import Supervisor
+from engine.link import wire
+from engine.link.inflight import Inflight
+from engine.link.supervisor import Supervisor
+from engine.link.watch import Supervision
 from engine.types import (
     EngineEvent,
     EngineRequest,
@@ -29,7 +30,6 @@ from engine.types import (
     ModelInfo,
     Rendered,
 )
-from engine.watch import Supervision
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -177,7 +177,7 @@ class EngineProcess:
 
         return await self._ask(question, Rendered, self._rules.answer_s)
 
-    # What the supervisor tells (`engine.supervisor.Listener`).
+    # What the supervisor tells (`engine.link.supervisor.Listener`).
 
     def on_ready(self) -> None:
         """A new child knows nothing of what was to be forgotten."""

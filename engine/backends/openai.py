@@ -20,7 +20,7 @@ from engine.backends.remote.probe import ServerProbe
 from engine.backends.remote.protocol import RemoteFailure
 from engine.backends.remote.reply import Reply
 from engine.errors import EngineUnavailable
-from engine.mailbox import Mailbox
+from engine.link.mailbox import Mailbox
 from engine.types import (
     ChatMessage,
     EngineEvent,

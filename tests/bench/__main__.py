@@ -12,7 +12,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from engine.bench_report import describe_machine
+from engine.bench.report import describe_machine
 from tests.prove.suite import ROOT, commit
 
 BENCHES = {

@@ -25,7 +25,7 @@ import llama_cpp as llama
 from engine.backends.base import BatchPart
 from engine.backends.llamacpp import LlamaBackend
 from engine.config import EngineConfig
-from engine.core import Core
+from engine.core.core import Core
 from engine.types import Delta, EngineEvent, EngineRequest, Sampling
 
 WIDTHS = (1, 4, 8)

@@ -10,7 +10,7 @@ from typing import Any
 from engine.backends.base import Backend, BatchPart, DecodeFailed, DecodeStatus
 from engine.backends.fake import FakeBackend
 from engine.config import EngineConfig
-from engine.core import Core
+from engine.core.core import Core
 from engine.types import (
     Delta,
     EngineEvent,

@@ -14,7 +14,7 @@ import structlog
 from engine.backends.remote.counter import Findings, RemoteCounter
 from engine.backends.remote.http import RemoteServer
 from engine.backends.remote.protocol import Dialect, RemoteFailure
-from engine.readiness import Readiness
+from engine.link.readiness import Readiness
 from engine.types import EngineState, FailureCode, ModelInfo
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from engine.backends.remote.protocol import Chunk, RemoteFailure
-from engine.mailbox import Mailbox
+from engine.link.mailbox import Mailbox
 from engine.text.thinking import ThinkingSplitter
 from engine.types import (
     Delta,

@@ -19,6 +19,7 @@ import pytest
 from engine.client import EngineProcess
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError, EngineUnavailable
+from engine.link.watch import Supervision
 from engine.types import (
     Delta,
     EngineEvent,
@@ -28,7 +29,6 @@ from engine.types import (
     FailureCode,
     Finished,
 )
-from engine.watch import Supervision
 
 ROOT = Path(__file__).resolve().parents[3]
 Make = Callable[..., EngineProcess]

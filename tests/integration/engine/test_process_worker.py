@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine import wire
 from engine.config import EngineConfig
-from engine.process import child_environment
+from engine.link import wire
+from engine.link.process import child_environment
+from engine.link.worker import EXIT_CONFIG, EXIT_FAULT, EXIT_OK
 from engine.types import Delta, EngineRequest, Finished
-from engine.worker import EXIT_CONFIG, EXIT_FAULT, EXIT_OK
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = EngineConfig(name="m", backend="fake")
@@ -33,7 +33,7 @@ class Worker:
         self.buffer = wire.FrameBuffer()
         self.waiting: list[wire.Report] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.worker", "--fd", str(theirs.fileno()), "--parent", str(parent_pid)],
+            [sys.executable, "-P", "-m", "engine.link.worker", "--fd", str(theirs.fileno()), "--parent", str(parent_pid)],
             pass_fds=(theirs.fileno(),),
             env=child_environment(os.environ),
             cwd=ROOT,

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from engine.bench import BenchFailed, BenchPlan, connected, run, run_with_progress, server_at
-from engine.bench_report import Figure
+from engine.bench.report import Figure
 from engine.config import OpenAISettings
 from engine.errors import EngineConfigError, EngineUnavailable
 from engine.types import (

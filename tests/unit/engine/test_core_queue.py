@@ -7,7 +7,7 @@ import pytest
 
 from engine.backends.base import DecodeFailed, DecodeStatus
 from engine.backends.fake import IM_END, N_VOCAB
-from engine.core import MAX_FAILED_BATCHES
+from engine.core.core import MAX_FAILED_BATCHES
 from engine.errors import EngineError
 from engine.types import (
     EngineRequest,

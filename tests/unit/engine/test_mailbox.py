@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.mailbox import Mailbox, merge
+from engine.link.mailbox import Mailbox, merge
 from engine.types import (
     Delta,
     EngineEvent,

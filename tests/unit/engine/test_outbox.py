@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine import wire
-from engine.outbox import Outbox
+from engine.link import wire
+from engine.link.outbox import Outbox
 from engine.types import Delta, Finished, FinishReason, Usage
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import structlog
 
-from engine import wire
-from engine.childlog import relay
 from engine.client import EngineProcess, check_config, open_engine
 from engine.config import EngineConfig, OpenAISettings
 from engine.errors import EngineConfigError, EngineError
-from engine.inflight import Inflight
-from engine.process import child_environment
-from engine.supervisor import obituary
-from engine.textdesk import TextDesk
+from engine.link import wire
+from engine.link.childlog import relay
+from engine.link.inflight import Inflight
+from engine.link.process import child_environment
+from engine.link.supervisor import obituary
+from engine.link.textdesk import TextDesk
 from engine.types import (
     ChatMessage,
     Delta,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler import Grant, Need, PrefillPace, WaitLine, plan_batch
+from engine.core.scheduler import Grant, Need, PrefillPace, WaitLine, plan_batch
 
 
 def served(line: WaitLine) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.watch import Backoff, StallWatch, Supervision
+from engine.link.watch import Backoff, StallWatch, Supervision
 
 RULES = Supervision()
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import wire
 from engine.config import EngineConfig
+from engine.link import wire
 from engine.types import (
     ChatMessage,
     Delta,

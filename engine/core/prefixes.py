@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from engine.job import Job
+from engine.core.job import Job
 from engine.kv.pool import SequencePool
 
 MIN_PREFIX_TOKENS = 8

@@ -20,8 +20,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine.bench_probe import BenchFailed, BenchPlan, Probe, Samples
-from engine.bench_report import BenchReport, describe_machine
+from engine.bench.probe import BenchFailed, BenchPlan, Probe, Samples
+from engine.bench.report import BenchReport, describe_machine
 from engine.config import EngineConfig, OpenAISettings
 from engine.face import Engine
 from engine.types import ModelInfo

@@ -1,7 +1,7 @@
 """The child's way up: frames from any thread, written by one thread of its own.
 
 Owns what has been reported but not yet written. Must not block whoever reports: a parent that reads slowly must never
-stall decoding. Events of one request that wait melt together (`engine.mailbox.merge`), so the backlog is bounded.
+stall decoding. Events of one request that wait melt together (`engine.link.mailbox.merge`), so the backlog is bounded.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import socket
 import threading
 from collections import deque
 
-from engine import wire
-from engine.mailbox import merge
+from engine.link import wire
+from engine.link.mailbox import merge
 
 _BATCH_BYTES = 256 * 1024
 

@@ -1,6 +1,6 @@
 """One engine at work for the benchmark: what is asked, and how an answer is timed. Owns the questions and the samples.
 
-Used by `engine.bench` only.
+Used by `engine.bench.run` only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
-from engine.bench_report import Figure
+from engine.bench.report import Figure
 from engine.errors import EngineConfigError, EngineError
 from engine.face import Engine
 from engine.types import (

@@ -1,6 +1,6 @@
 """Who is served next, and what goes into the next batch. Pure: no model, no clock, no I/O, invented ids in tests.
 
-It decides and remembers nothing of tokens, sequences or text; those belong to `engine.core` and `engine.kv`.
+It decides and remembers nothing of tokens, sequences or text; those belong to `engine.core.core` and `engine.kv`.
 """
 
 from __future__ import annotations

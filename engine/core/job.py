@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.backends.base import Backend, Sampler
+from engine.core.scheduler import Ticket
 from engine.kv.pool import Seq
-from engine.scheduler import Ticket
 from engine.text.output import ReplyText
 from engine.types import EngineRequest, Priority, Usage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.backends.base import Backend
 from engine.config import EngineConfig
-from engine.scheduler import WaitLine
+from engine.core.scheduler import WaitLine
 from engine.types import EngineRequest, Failed, FailureCode
 
 _FIRST_GUESS_SERVICE_S = 10.0

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from engine import wire
 from engine.errors import EngineError
+from engine.link import wire
 from engine.types import ChatMessage, Rendered
 
 # A rendered conversation must fit a frame; a million ids are ≤ 5 MB of msgpack and more than any window.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.errors import EngineUnavailable
-from engine.mailbox import Mailbox
+from engine.link.mailbox import Mailbox
 from engine.types import EngineEvent, Failed, FailureCode
 
 

@@ -19,16 +19,16 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from engine import prefixes
 from engine.backends.base import Backend, BatchPart
-from engine.batch import Planned, count_tokens, decode_what_fits, need_of, part_of
 from engine.config import EngineConfig
+from engine.core import prefixes
+from engine.core.batch import Planned, count_tokens, decode_what_fits, need_of, part_of
+from engine.core.gate import Gate
+from engine.core.job import Job
+from engine.core.scheduler import PrefillPace, WaitLine, plan_batch
+from engine.core.teller import Teller
 from engine.errors import EngineError
-from engine.gate import Gate
-from engine.job import Job
 from engine.kv.pool import SequencePool
-from engine.scheduler import PrefillPace, WaitLine, plan_batch
-from engine.teller import Teller
 from engine.types import (
     EngineEvent,
     EngineRequest,

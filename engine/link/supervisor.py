@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from engine import wire
-from engine.process import Child
-from engine.readiness import Readiness
+from engine.link import wire
+from engine.link.process import Child
+from engine.link.readiness import Readiness
+from engine.link.watch import Backoff, StallWatch, Supervision
 from engine.types import EngineState, ModelInfo
-from engine.watch import Backoff, StallWatch, Supervision
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig

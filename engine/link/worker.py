@@ -1,4 +1,4 @@
-"""The engine child: `python -m engine.worker --fd N --parent PID`, started by `engine.process`.
+"""The engine child: `python -m engine.link.worker --fd N --parent PID`, started by `engine.link.process`.
 
 Owns the model, through `Core`, on the main thread. Three more threads: `reader` sorts incoming frames, `text`
 counts and renders, `writer` sends. Knows nothing of chats or people and imports nothing of the bot.
@@ -26,12 +26,12 @@ if __name__ == "__main__":
     # structlog loads rich for coloured terminals. The child has none, and starts in 0.6 of the time without.
     sys.modules["rich"] = None  # type: ignore[assignment]  # the documented way to make an import fail
 
-from engine import wire
-from engine.childlog import configure_child_logging
-from engine.core import Core
+from engine.core.core import Core
 from engine.errors import EngineConfigError
-from engine.outbox import Outbox
-from engine.textdesk import TextDesk
+from engine.link import wire
+from engine.link.childlog import configure_child_logging
+from engine.link.outbox import Outbox
+from engine.link.textdesk import TextDesk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,7 +248,7 @@ def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Out
 def main() -> NoReturn:
     """Entry point of the child."""
     parser = argparse.ArgumentParser(
-        prog="engine.worker", description="started by hearth; not for hand use"
+        prog="engine.link.worker", description="started by hearth; not for hand use"
     )
     parser.add_argument("--fd", type=int, required=True, help="the child's end of the socket pair")
     parser.add_argument("--parent", type=int, required=True, help="process id of the parent")

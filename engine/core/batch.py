@@ -8,10 +8,10 @@ from typing import NamedTuple
 import structlog
 
 from engine.backends.base import Backend, BatchPart, DecodeFailed, DecodeStatus, MemoryKind
+from engine.core.job import Job
+from engine.core.scheduler import Need
 from engine.errors import EngineError
-from engine.job import Job
 from engine.kv.pool import SequencePool
-from engine.scheduler import Need
 
 _log = structlog.get_logger()
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil  # type: ignore[import-untyped]  # the package ships no types
 
-from engine import wire
-from engine.childlog import relay
+from engine.link import wire
+from engine.link.childlog import relay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -29,7 +29,7 @@ _TAIL_LINES: Final = 50
 _TAIL_LINE_CHARS: Final = 500
 _LINE_BYTES: Final = 64 * 1024
 _READ_BYTES: Final = 256 * 1024
-_ROOT: Final = Path(__file__).resolve().parent.parent
+_ROOT: Final = Path(__file__).resolve().parents[2]
 
 # Secrets of the bot often come as environment variables; the child gets only what Python, the loader and GPU
 # libraries read.
@@ -88,7 +88,7 @@ class Child:
             # First the stream, then the process: a cancelled start must not leave a process behind.
             reader, writer = await asyncio.open_connection(sock=ours)
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "engine.worker", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()),
+                sys.executable, "-P", "-m", "engine.link.worker", "--fd", str(theirs.fileno()), "--parent", str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

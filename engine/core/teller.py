@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from engine.job import Job
+from engine.core.job import Job
 from engine.types import Delta, EngineEvent, Progress, Queued, Started
 
 PROGRESS_EVERY_S = 0.25

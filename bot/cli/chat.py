@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
+import io
+import os
 import signal
 import sys
 import tempfile
@@ -12,14 +14,17 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from bot.app import Hearth
+from pydantic import SecretStr
+
+from bot.app import Hearth, state_folder
 from bot.cli.main import with_engine
-from bot.config import Config, parse_config
+from bot.config import AccessConfig, Config, parse_config
 from bot.errors import HearthError
 from bot.logs import set_up_logging
 from bot.platforms.terminal import APP_ID, TerminalAdapter, terminal_message
 
 LOAD_TIMEOUT_S = 600.0
+BOT_NAME = "terminal"
 
 
 class LineReader:
@@ -27,6 +32,9 @@ class LineReader:
 
     def __init__(self, *, interactive: bool) -> None:
         self._interactive = interactive
+        for stream in (sys.stdin, sys.stdout):  # bytes that are no text must not end the talk
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         self._loop = asyncio.get_running_loop()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._wanted = threading.Semaphore(0)
@@ -59,16 +67,21 @@ class LineReader:
 
 @contextlib.asynccontextmanager
 async def _configured(config: Config | None, engine: str) -> AsyncIterator[Config]:
-    """The given config without its bots, or a throw-away one with the demo model."""
+    """The given config for one person at the keyboard, or a throw-away one with the demo model.
+
+    The conversation has a database of its own: in the service's own one waiting questions of its bots would be taken up
+    here, where these bots do not exist.
+    """
     with contextlib.ExitStack() as stack:
         if config is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hearth-chat-")))
             config = parse_config({"chat": {"language": "en", "show_date": False}}, folder)
-        access = config.access.model_copy(update={"per_user_per_minute": 0})
+        database = SecretStr(f"sqlite:///{state_folder(config) / 'terminal.db'}")
         config = config.model_copy(
             update={
                 "bots": {},
-                "access": access,
+                "access": AccessConfig(admins=(f"{BOT_NAME}:*",), per_user_per_minute=0),
+                "storage": config.storage.model_copy(update={"url": database}),
                 "log": config.log.model_copy(update={"level": "error"}),
             }
         )
@@ -79,13 +92,18 @@ async def run_chat(config: Config | None, engine: str) -> None:
     """Talk until the end of input. Ctrl-C stops a running reply; at the prompt it leaves."""
     async with _configured(config, engine) as settings:
         set_up_logging(settings)
-        adapter = TerminalAdapter("terminal", sys.stdout)
-        hearth = Hearth(settings, extra_adapters={"terminal": adapter})
+        adapter = TerminalAdapter(BOT_NAME, sys.stdout)
+        hearth = Hearth(settings, extra_adapters={BOT_NAME: adapter})
         await hearth.start(listen=False)
         try:
             await _talk(hearth, adapter)
         finally:
             await hearth.close()
+    if (
+        adapter.deaf
+    ):  # what is left in the buffer has no reader: or Python would complain of it at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise HearthError("the output was closed; nothing more can be shown")
 
 
 async def _talk(hearth: Hearth, adapter: TerminalAdapter) -> None:
@@ -96,9 +114,9 @@ async def _talk(hearth: Hearth, adapter: TerminalAdapter) -> None:
             f"{model.name}: {model.description}, {model.n_ctx_tokens} tokens. /help shows the commands; Ctrl-D leaves.\n"
         )
     reader = LineReader(interactive=interactive)
-    user = getpass.getuser()
+    user = _user_name()
     loop = asyncio.get_running_loop()
-    while (line := await reader.next()) is not None:
+    while not adapter.deaf and (line := await reader.next()) is not None:
         if not line.strip():
             continue
         adapter.answered.clear()
@@ -108,6 +126,14 @@ async def _talk(hearth: Hearth, adapter: TerminalAdapter) -> None:
             await adapter.answered.wait()
         finally:
             loop.remove_signal_handler(signal.SIGINT)
+
+
+def _user_name() -> str:
+    """Who is at the keyboard; a container's user may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user{os.getuid()}"
 
 
 def _stop_reply(hearth: Hearth, adapter: TerminalAdapter, user: str) -> None:
@@ -122,4 +148,4 @@ def _stop_reply(hearth: Hearth, adapter: TerminalAdapter, user: str) -> None:
 async def _say(hearth: Hearth, adapter: TerminalAdapter, text: str, user: str) -> None:
     if hearth.service is None:
         raise HearthError(f"{APP_ID}: the service has not started")
-    await hearth.service.inbox.accept("terminal", adapter, (terminal_message(text, user),))
+    await hearth.service.inbox.accept(BOT_NAME, adapter, (terminal_message(text, user),))

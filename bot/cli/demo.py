@@ -14,6 +14,7 @@ from typing import Any
 
 from bot.app import Hearth
 from bot.cli.main import with_engine
+from bot.cli.report import refuse_errors
 from bot.cli.serve import stop_on_signals
 from bot.config import Config, parse_config
 from bot.errors import ConfigError
@@ -129,15 +130,17 @@ async def run_demo(options: DemoOptions) -> None:
 
 
 async def _run_in(options: DemoOptions, folder: Path, port: int) -> None:
-    stop = stop_on_signals()
     settings = stage_config(notes=page_notes(options))
+    # Everything that can be wrong is said before anything listens; the real address is known after.
+    refuse_errors(demo_config(options, folder, settings, "http://127.0.0.1"))
+    stop = stop_on_signals()
     sandbox = FeishuSandbox(settings)
     build_stage(sandbox)
-    await sandbox.start("127.0.0.1", port)
-    config = demo_config(options, folder, settings, sandbox.base_url)
-    set_up_logging(config)
-    hearth = Hearth(config)
     try:
+        await sandbox.start("127.0.0.1", port)
+        config = demo_config(options, folder, settings, sandbox.base_url)
+        set_up_logging(config)
+        hearth = Hearth(config)
         await hearth.start()
         try:
             if hearth.web is None:

@@ -58,7 +58,8 @@ def serve(config: ConfigOption = Path("config.toml"), engine: EngineOption = "")
 @app.command()
 def demo(
     port: Annotated[
-        int | None, typer.Option(help="Port of the page; 8080 or the next free one.")
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of the page; 8080 or the next free one."),
     ] = None,
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Do not open a browser.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bot.config import Config, LlamaModelConfig
+from bot.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,15 @@ def findings(config: Config) -> list[Finding]:
     """Everything worth telling, errors first."""
     found = [*_server(config), *_models(config), *_bots(config)]
     return sorted(found, key=lambda finding: finding.level != "error")
+
+
+def refuse_errors(config: Config) -> None:
+    """Raises ConfigError, a line for each finding, when something cannot work."""
+    errors = [finding for finding in findings(config) if finding.level == "error"]
+    if errors:
+        raise ConfigError(
+            "\n        ".join(f"{finding.where}: {finding.text}" for finding in errors)
+        )
 
 
 def start_block(config: Config, url: str) -> str:

@@ -55,7 +55,7 @@ def terminal_message(text: str, user_id: str) -> InboundMessage:
 
 
 class TerminalAdapter:
-    """Owns the output stream. `answered` is set each time a reply is finished."""
+    """Owns the output stream. `answered` is set each time a reply is finished, and when nobody reads any more (`deaf`)."""
 
     platform = "terminal"
     app_id = APP_ID
@@ -65,6 +65,7 @@ class TerminalAdapter:
         self.name = name
         self.answered = asyncio.Event()
         self.background: set[asyncio.Task[None]] = set()
+        self.deaf = False
         self._out = out
         self._interactive = out.isatty()
         self._status_shown = False
@@ -109,17 +110,26 @@ class TerminalAdapter:
     def status(self, text: str) -> None:
         """Show a line that the next output overwrites."""
         if self._interactive and text:
-            self._out.write(f"\r\x1b[2K\x1b[2m{text}\x1b[0m")
-            self._out.flush()
+            self._put(f"\r\x1b[2K\x1b[2m{text}\x1b[0m")
             self._status_shown = True
 
     def write(self, text: str) -> None:
         """Append text."""
         if self._status_shown:
-            self._out.write("\r\x1b[2K")
+            text = f"\r\x1b[2K{text}"
             self._status_shown = False
-        self._out.write(text)
-        self._out.flush()
+        self._put(text)
+
+    def _put(self, text: str) -> None:
+        """To the stream; a reader that has gone (`| head`) or a full disk ends the talk, not the program's peace."""
+        if self.deaf:
+            return
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except OSError:
+            self.deaf = True
+            self.answered.set()
 
 
 class TerminalReply:

@@ -50,7 +50,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of an event. `interrupted`: running turns that must be cancelled now (WhileBusy.INTERRUPT)."""
+    """What became of an event. `interrupted`: earlier turns, running or waiting, that end by it (WhileBusy.INTERRUPT)."""
 
     duplicate: bool
     turn_id: str = ""

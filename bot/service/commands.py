@@ -62,7 +62,10 @@ class CommandExecutor:
         try:
             return await asyncio.shield(task)
         finally:
-            self._begun.pop(turn.id, None)
+            if (
+                task.done()
+            ):  # else it goes on, and `close` or the next claim of this turn collects it
+                self._begun.pop(turn.id, None)
 
     async def close(self) -> None:
         """End what is still under way."""

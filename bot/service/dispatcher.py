@@ -133,6 +133,7 @@ class Dispatcher:
             await self._runner.give_up(active)
         except Exception:
             log.exception("turn_given_up")
+            self._context.signs.clear(turn.id)
             await self._context.store.finish_turn(
                 turn.id, self._owner, TurnState.FAILED, error="it failed again and again"
             )

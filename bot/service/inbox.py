@@ -133,6 +133,8 @@ class Inbox:
         self._count("merged" if accepted.merged else meaning.kind.value)
         for turn_id in accepted.interrupted:
             self._context.board.stop(turn_id)
+            if self._context.board.get(turn_id) is None:
+                self._context.signs.clear(turn_id)
         if meaning.kind is TurnKind.CHAT:
             self._context.signs.show(accepted.turn_id, adapter, message.target)
         if meaning.command is not None:

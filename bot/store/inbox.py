@@ -144,21 +144,22 @@ class Inbox:
         return str(row.id)
 
     def _interrupt(self, connection: Connection, session_id: str, asker_id: str) -> tuple[str, ...]:
-        """Cancel what the same person has waiting, mark what is running. Returns the ids of the running ones."""
+        """Cancel what the same person has waiting, mark what is running. Returns the ids of all of them."""
         mine = sa.and_(
             turns.c.session_id == session_id,
             turns.c.asker_id == asker_id,
             turns.c.kind == TurnKind.CHAT.value,
         )
+        waiting: list[str] = []
         for cancel in turnrows.cancel_waiting(mine, self._db.clock(), silent=True):
-            connection.execute(cancel)
+            waiting += connection.execute(cancel.returning(turns.c.id)).scalars()
         running = (
             sa.update(turns)
             .where(mine, sa.text("turns.state = 'running'"))
             .values(cancel_requested=1)
             .returning(turns.c.id)
         )
-        return tuple(connection.execute(running).scalars())
+        return (*waiting, *connection.execute(running).scalars())
 
     async def prune(self) -> int:
         """See ports.Store. In batches, so that no accept waits long behind it."""

@@ -21,7 +21,12 @@ class LockFile:
 
     def take(self) -> None:
         """Take the lock. Raises StoreError with one sentence that names the process holding it."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(
+                f"the lock {self._path} cannot be opened: {error.strerror}; the database's folder must be writable"
+            ) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -101,7 +101,8 @@ class TurnMachine(RuleBasedStateMachine):
         assert accepted.turn_id not in self.turns
         if busy is WhileBusy.INTERRUPT:
             running = {i for i, t in mine.items() if t.state is TurnState.RUNNING}
-            assert set(accepted.interrupted) == running
+            waiting = {i for i, t in mine.items() if t.state is TurnState.QUEUED}
+            assert set(accepted.interrupted) == running | waiting
             for turn_id, turn in mine.items():
                 if turn.state is TurnState.QUEUED:
                     turn.state = TurnState.CANCELLED

@@ -282,3 +282,18 @@ async def test_many_conversations_at_once(world, tools, n_turns):
     for one in said:
         assert await world.answer(one) == "Hello there"
     assert len(world.engine.requests) == n_turns
+
+
+async def test_questions_that_interrupt_each_other_at_once_leave_no_sign_of_life(world, tools):
+    """Stored in one commit, the earlier ones end before their signs were even shown; nobody runs them any more."""
+    world.service.reload(tools.make_config(chat={"while_busy": "interrupt"}))
+    said = [tools.message(f"question {n}") for n in range(5)]
+    await asyncio.gather(
+        *(world.service.inbox.accept("feishu", world.adapter, (one,)) for one in said)
+    )
+    assert await world.answer(said[-1]) == "Hello there"
+    signs = world.service._context.signs
+    await tools.eventually(
+        lambda: not (signs._shown or signs._showing or signs._known or signs._tasks)
+    )
+    assert world.adapter.alive == {}

@@ -24,6 +24,7 @@ from bot.platforms.feishu import open_adapter
 from bot.platforms.http import SharedHttp
 from bot.service.app import Service
 from bot.store import Store
+from bot.web.openai_api import OpenAIApi
 from bot.web.ops import OpsHandler
 from bot.web.server import WebServer, build_app
 from bot.web.webhook import WebhookHandler
@@ -151,6 +152,7 @@ class Hearth:
         app = build_app(
             webhook,
             OpsHandler(self.readiness, self.registry, self._refresh_metrics),
+            OpenAIApi(service.settings, self.engines, self.registry),
             max_body_bytes=cap,
         )
         self.web = WebServer(app, self.config.server.host, self.config.server.port)

@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from bot.errors import ConfigError
+from bot.web.openai_api import OpenAIApi
 from bot.web.ops import OpsHandler
 from bot.web.webhook import WebhookHandler
 
@@ -31,14 +32,22 @@ async def _no_traceback(request: web.Request, handler: Handler) -> web.StreamRes
     return response
 
 
-def build_app(webhook: WebhookHandler, ops: OpsHandler, *, max_body_bytes: int) -> web.Application:
-    """All routes of `hearth serve`."""
+def build_app(
+    webhook: WebhookHandler,
+    ops: OpsHandler,
+    api: OpenAIApi | None = None,
+    *,
+    max_body_bytes: int,
+) -> web.Application:
+    """All routes of `hearth serve`. Without `api` there is nothing below /v1."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_no_traceback])
     app.router.add_post("/webhook/{bot}", webhook.handle)
     app.router.add_get("/webhook/{bot}", webhook.handle)
     app.router.add_get("/healthz", ops.healthz)
     app.router.add_get("/readyz", ops.readyz)
     app.router.add_get("/metrics", ops.metrics)
+    if api is not None:
+        api.add_routes(app.router)
     return app
 
 

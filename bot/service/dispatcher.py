@@ -115,6 +115,9 @@ class Dispatcher:
         with structlog.contextvars.bound_contextvars(turn_id=turn.id, session_id=turn.session_id):
             try:
                 await self._runner.run(active)
+            except HearthError as error:  # the database or a platform: no fault of the code, no traceback
+                log.warning("turn_failed", attempt=turn.attempt, error=str(error))
+                await self._after_fault(active)
             except Exception:
                 log.exception("turn_failed", attempt=turn.attempt)
                 await self._after_fault(active)

@@ -170,8 +170,8 @@ class FeishuAdapter:
             "cards": "streaming" if self.desk.cards_allowed else "refused",
             "growing": str(self.desk.n_growing),
         }
-        if self._last_error:
-            facts["error"] = self._last_error
+        if error := self._last_error or self.client.trouble:
+            facts["error"] = error
         return facts
 
 

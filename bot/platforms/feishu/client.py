@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import structlog
 
 from bot.domain.pacing import Pressure
-from bot.errors import GiveUp, PlatformError, RetryLater
+from bot.errors import Ambiguous, GiveUp, PlatformError, RetryLater
 from bot.platforms.budget import CallBudget
 from bot.platforms.feishu.errors import SlowDown, TokenRefused, judge
 from bot.platforms.http import HttpRequest, SharedHttp, Token, TokenSource
@@ -69,6 +69,8 @@ class FeishuClient:
         self.limiter = RateLimiter()
         self.pressure = Pressure()
         self.on_call: list[Callable[[str, bool], None]] = []
+        # Why the last call failed where that is no matter of one message; "" since a call was done.
+        self.trouble = ""
 
     async def call(self, call: Call) -> dict[str, Any]:
         """Make a call and return the whole answer. Raises PlatformError; an invalid token is replaced once."""
@@ -99,6 +101,7 @@ class FeishuClient:
             self._note(call, error)
             raise
         self.budget.count()
+        self.trouble = ""
         self._tell(call.api, ok=True)
         return answer
 
@@ -116,6 +119,8 @@ class FeishuClient:
 
     def _note(self, call: Call, error: PlatformError) -> None:
         self._tell(call.api, ok=False)
+        if isinstance(error, (RetryLater, Ambiguous, GiveUp)):
+            self.trouble = str(error)
         if isinstance(error, SlowDown):
             self.pressure.hit(time.monotonic())
             api_wide = error.code in _API_WIDE or not call.limits
@@ -140,6 +145,7 @@ class FeishuClient:
             answer = await self._exchange("token", request)
         except PlatformError as error:
             self._tell("token", ok=False)
+            self.trouble = str(error)
             if isinstance(error, GiveUp):
                 log.warning("feishu_token_refused", code=error.code, reason=str(error))
             raise

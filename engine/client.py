@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from engine.config import EngineConfig, OpenAISettings
-from engine.errors import EngineConfigError, EngineError, EngineUnavailable
+from engine.errors import EngineError, EngineUnavailable
 from engine.link import wire
 from engine.link.inflight import Inflight
+from engine.link.limits import check_config
 from engine.link.supervisor import Supervisor
 from engine.link.watch import Supervision
 from engine.types import (
@@ -246,27 +247,3 @@ def _bad_request(request_id: str, message: str) -> Failed:
     return Failed(
         request_id=request_id, code=FailureCode.BAD_REQUEST, retryable=False, message=message
     )
-
-
-def check_config(config: EngineConfig) -> None:
-    """Raise EngineConfigError for settings that no model could be loaded with."""
-    where = f"models.{config.name}"
-    if config.backend not in {"llama.cpp", "fake"}:
-        raise EngineConfigError(
-            f'{where}.backend: "{config.backend}" is not known; use "llama.cpp", "fake" or "openai"'
-        )
-    for key in (
-        "n_ctx",
-        "n_parallel",
-        "n_batch",
-        "n_ubatch",
-        "max_waiting",
-        "max_waiting_per_owner",
-    ):
-        value = getattr(config, key)
-        if value < 1:
-            raise EngineConfigError(f"{where}.{key} is {value}; it must be at least 1")
-    for key in ("kv_cells", "n_sequences", "n_threads"):
-        value = getattr(config, key)
-        if value < 0:
-            raise EngineConfigError(f"{where}.{key} is {value}; 0 means that the engine chooses")

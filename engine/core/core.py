@@ -55,11 +55,14 @@ class Core:
         config: EngineConfig,
         emit: Callable[[EngineEvent], None],
         clock: Callable[[], float] = time.monotonic,
+        stop_texts: Sequence[str] = (),
     ) -> None:
+        """`stop_texts`: ends of turn that the vocabulary has no control token for; every reply stops at them."""
         self._backend = backend
         self._config = config
         self._emit = emit
         self._clock = clock
+        self._stop_texts = tuple(stop_texts)
         self._tell = Teller(emit, clock)
         self._n_parallel = min(config.n_parallel, backend.n_outputs_max)
         self._pool = SequencePool(backend)
@@ -257,7 +260,7 @@ class Core:
         """Whether the given ids were a whole reply already; then it is finished here."""
         if job.text is not None:
             return False
-        if job.open_reply(self._backend):
+        if job.open_reply(self._backend, self._stop_texts):
             reason = FinishReason.STOP
         elif len(job.tokens) >= job.n_limit:
             reason = FinishReason.LENGTH

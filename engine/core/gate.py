@@ -9,6 +9,9 @@ from engine.types import EngineRequest, Failed, FailureCode
 
 _FIRST_GUESS_SERVICE_S = 10.0
 _WEIGHT = 0.1
+# Every step looks for every stop string at the end of every reply.
+MAX_STOPS = 64
+MAX_STOP_CHARS = 256
 _MIN_WAIT_S, _MAX_WAIT_S = 1.0, 300.0
 
 
@@ -32,6 +35,9 @@ class Gate:
             return refusal
         if request.max_new_tokens < 1:
             return _bad(request, "max_new_tokens must be at least 1")
+        if len(request.stop) > MAX_STOPS or any(len(s) > MAX_STOP_CHARS for s in request.stop):
+            message = f"at most {MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters can be used"
+            return _bad(request, message)
         n_own = line.n_of_owner(request.owner) if request.owner else 0
         if n_own >= self._config.max_waiting_per_owner:
             return self._busy(request, "too many requests of one owner wait", n_own)

@@ -85,9 +85,10 @@ class Job:
         """The next token of the reply is all that is missing."""
         return self.first_token_at > 0 and self.n_to_compute == 1
 
-    def open_reply(self, backend: Backend) -> bool:
+    def open_reply(self, backend: Backend, stop_texts: tuple[str, ...] = ()) -> bool:
         """Prepare the text and replay the given ids silently. True when they end the reply already."""
-        self.text = ReplyText(backend.token_bytes, self.request.stop, self.request.thinking_open)
+        stops = (*self.request.stop, *stop_texts)
+        self.text = ReplyText(backend.token_bytes, stops, self.request.thinking_open)
         for token in self.request.generated_tokens:
             if backend.is_eog(token) or self.text.push(token).stopped:
                 return True

@@ -60,8 +60,17 @@ class WaitLine:
         self._tickets[ticket.id] = ticket
 
     def remove(self, request_id: str) -> bool:
-        """Leave the line without having been served. False = was not in it."""
-        return self._tickets.pop(request_id, None) is not None
+        """Leave the line without having been served, which costs its owner no turn. False = was not in it."""
+        ticket = self._tickets.pop(request_id, None)
+        if ticket is None:
+            return False
+        owner = ticket.owner
+        last = max((t.start_tag for t in self._tickets.values() if t.owner == owner), default=None)
+        # What came before it has been served or waits: the next request follows the last of those.
+        after = ticket.start_tag if last is None else max(last + 1.0, ticket.start_tag)
+        if self._next_tag.get(owner, 0.0) > after:
+            self._next_tag[owner] = after
+        return True
 
     def head(self) -> str | None:
         """The id that is served next."""

@@ -94,11 +94,14 @@ def shards(path: Path) -> list[Path]:
 def fingerprint(path: Path, cache_type_k: str, cache_type_v: str) -> str:
     """Hash of file sizes, metadata, tensor infos and cache types: 32 hex digits.
 
-    Raises EngineConfigError when the file is not a GGUF or ends before its tensor data.
+    Raises EngineConfigError when a file cannot be read, is not a GGUF or ends before its tensor data.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in shards(path):
-        _add_file(digest, file)
+        try:
+            _add_file(digest, file)
+        except OSError as error:
+            raise EngineConfigError(f"{file} cannot be read: {error.strerror}") from error
     digest.update(f"|{cache_type_k}|{cache_type_v}".encode())
     return digest.hexdigest()
 

@@ -61,6 +61,7 @@ class Supervisor:
         self._resume_at = 0.0
         self._ready_at: float | None = None
         self._load_fault = ""
+        self._n_load_deaths = 0
         self._kill_reason = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -116,6 +117,7 @@ class Supervisor:
                 return
             healthy_s = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
             wait_s = backoff.next_wait_s(healthy_s)
+            self._count_load_death(how)
             if self._load_fault:
                 wait_s = self._rules.config_retry_s
                 self.readiness.set(EngineState.FAILED, self._load_fault)
@@ -126,6 +128,12 @@ class Supervisor:
             self._resume_at = time.monotonic() + wait_s
             await asyncio.sleep(wait_s)
             self.n_restarts += 1
+
+    def _count_load_death(self, how: str) -> None:
+        """llama.cpp aborts over some damaged files, and the kernel kills who takes too much memory: again and again."""
+        self._n_load_deaths = 0 if self._ready_at is not None else self._n_load_deaths + 1
+        if self._n_load_deaths >= self._rules.max_load_deaths and not self._load_fault:
+            self._load_fault = f"the model could not be loaded {self._n_load_deaths} times: {how}"
 
     async def _live(self) -> str:
         """One child from start to end; returns how it ended, in words for an admin."""
@@ -171,13 +179,14 @@ class Supervisor:
         while True:
             await asyncio.sleep(self._rules.watch_every_s)
             if watch.stalled(time.monotonic()):
-                self._kill_reason = f"a decode step hung for more than {watch.allowance_s:.0f} s"
+                self._kill_reason = f"{watch.what} hung for more than {watch.allowance_s:.0f} s"
                 child.kill()
                 return
 
     def _take(self, report: wire.Report, watch: StallWatch) -> None:
         match report:
             case wire.Ready(version=version, info=info):
+                watch.loaded(time.monotonic())
                 self._become_ready(version, info)
             case wire.LoadFailed(message=message):
                 self._load_fault = message

@@ -6,6 +6,7 @@ questions. Native decoding runs without the interpreter lock, so this thread ans
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from engine.types import ChatMessage, Rendered
 
 # A rendered conversation must fit a frame; a million ids are ≤ 5 MB of msgpack and more than any window.
 MAX_RENDERED_TOKENS = 1_000_000
+# What one question may hold: four characters for each of those ids.
+MAX_CHARS = 4 * MAX_RENDERED_TOKENS
+SHORT_CHARS = 64 * 1024
 
 
 class Renderer(Protocol):
@@ -28,7 +32,10 @@ class Renderer(Protocol):
 
 
 class TextDesk:
-    """Answers `AskCount` and `AskRender` in the order they came. Owner: its thread; any thread may `put`."""
+    """Answers `AskCount` and `AskRender`, short texts first. Owner: its thread; any thread may `put`.
+
+    A tokenizer reads about a million characters in a second, so a short question never waits for more than one long text.
+    """
 
     def __init__(
         self,
@@ -39,7 +46,10 @@ class TextDesk:
         self._count = count
         self._renderer = renderer
         self._answer = answer
-        self._questions: queue.SimpleQueue[wire.AskCount | wire.AskRender] = queue.SimpleQueue()
+        self._questions: queue.PriorityQueue[tuple[bool, int, wire.AskCount | wire.AskRender]] = (
+            queue.PriorityQueue()
+        )
+        self._numbers = itertools.count()
         self._thread = threading.Thread(target=self._run, name="text", daemon=True)
 
     def start(self) -> None:
@@ -48,7 +58,8 @@ class TextDesk:
 
     def put(self, question: wire.AskCount | wire.AskRender) -> None:
         """Queue a question; returns at once."""
-        self._questions.put(question)
+        long = _n_chars(question) > SHORT_CHARS
+        self._questions.put((long, next(self._numbers), question))
 
     def _run(self) -> None:
         while True:
@@ -56,7 +67,7 @@ class TextDesk:
 
     def answer_next(self) -> None:
         """Wait for a question and answer it; what the thread does over and over."""
-        question = self._questions.get()
+        _, _, question = self._questions.get()
         try:
             answer = self._answer_to(question)
         except EngineError as error:
@@ -69,6 +80,12 @@ class TextDesk:
         self._answer(answer)
 
     def _answer_to(self, question: wire.AskCount | wire.AskRender) -> wire.Report:
+        n_chars = _n_chars(question)
+        if n_chars > MAX_CHARS:
+            return wire.Refusal(
+                seq=question.seq,
+                message=f"a text of {n_chars} characters is too long; {MAX_CHARS} can be counted",
+            )
         if isinstance(question, wire.AskCount):
             return wire.CountAnswer(seq=question.seq, n_tokens=self._count(question.text))
         rendered = self._renderer.render(
@@ -80,3 +97,9 @@ class TextDesk:
                 message=f"the conversation has {len(rendered.token_ids)} tokens; {MAX_RENDERED_TOKENS} can be sent",
             )
         return wire.RenderAnswer(seq=question.seq, rendered=rendered)
+
+
+def _n_chars(question: wire.AskCount | wire.AskRender) -> int:
+    if isinstance(question, wire.AskCount):
+        return len(question.text)
+    return sum(len(message.content) for message in question.messages)

@@ -13,7 +13,9 @@ class Supervision:
     """How a child is watched and restarted; seconds unless named otherwise.
 
     A step may take `stall_factor` × the longest one seen + `stall_s`; before any step was measured `first_step_s`, since
-    the first one may page weights in from a slow disk. After a fault in the settings or the model file the start is
+    the first one may page weights in from a slow disk. Loading may take `load_s`, enough for 100 GB from a hard disk; whoever
+    dies `max_load_deaths` times in a row while loading does so because of the model or the machine, and counts as a fault in
+    the settings. After a fault in the settings or the model file the start is
     repeated every `config_retry_s` (a file may still be on its way), never in a quick loop.
     """
 
@@ -25,21 +27,34 @@ class Supervision:
     stall_factor: float = 10.0
     stall_s: float = 30.0
     first_step_s: float = 120.0
+    load_s: float = 1800.0
+    max_load_deaths: int = 5
     watch_every_s: float = 1.0
     answer_s: float = 30.0
     stats_s: float = 0.5
 
 
 class StallWatch:
-    """Whether the decode loop of one child is stuck, by its beats. Owner: the child's supervisor; times are monotonic."""
+    """Whether one child is stuck while it loads, or its decode loop is, by its beats. Owner: the child's supervisor; times are monotonic."""
 
     def __init__(self, rules: Supervision, now: float) -> None:
         self._rules = rules
+        self._loading = True
         self._working = False
         self._longest_step_s = 0.0
         self._n_steps = 0
         self._last_sign = now
         self._last_look = now
+
+    def loaded(self, now: float) -> None:
+        """The model is there."""
+        self._loading = False
+        self._last_sign = now
+
+    @property
+    def what(self) -> str:
+        """What it is that hangs, for an admin."""
+        return "loading the model" if self._loading else "a decode step"
 
     def beat(self, now: float, *, working: bool, n_steps: int, longest_step_s: float) -> None:
         """The child's loop showed that it moves."""
@@ -51,6 +66,8 @@ class StallWatch:
     @property
     def allowance_s(self) -> float:
         """How long the loop may be silent while it works."""
+        if self._loading:
+            return self._rules.load_s
         if not self._n_steps:
             return max(self._rules.first_step_s, self._rules.stall_s)
         return self._rules.stall_factor * self._longest_step_s + self._rules.stall_s
@@ -65,7 +82,7 @@ class StallWatch:
         self._last_look = now
         if late:
             self._last_sign = now
-        return self._working and now - self._last_sign > self.allowance_s
+        return (self._working or self._loading) and now - self._last_sign > self.allowance_s
 
 
 class Backoff:

@@ -26,6 +26,8 @@ if __name__ == "__main__":
     # structlog loads rich for coloured terminals. The child has none, and starts in 0.6 of the time without.
     sys.modules["rich"] = None  # type: ignore[assignment]  # the documented way to make an import fail
 
+import structlog
+
 from engine.core.core import Core
 from engine.errors import EngineConfigError
 from engine.link import wire
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
     from engine.backends.base import Backend
     from engine.config import EngineConfig
+
+_log = structlog.get_logger()
 
 EXIT_OK: Final = 0
 EXIT_CONFIG: Final = 3
@@ -202,8 +206,8 @@ def _end_on_thread_failure(args: threading.ExceptHookArgs) -> NoReturn:
     os._exit(EXIT_FAULT)
 
 
-def _load(config: EngineConfig, outbox: Outbox) -> tuple[Backend, TextDesk]:
-    """The model and the desk that counts with it. Raises EngineConfigError."""
+def _load(config: EngineConfig, outbox: Outbox) -> tuple[Backend, TextDesk, tuple[str, ...]]:
+    """The model, the desk that counts with it, and the stop strings that its template needs. Raises EngineConfigError."""
     from engine.backends.base import make_backend
     from engine.text.template import ChatTemplate
 
@@ -220,7 +224,10 @@ def _load(config: EngineConfig, outbox: Outbox) -> tuple[Backend, TextDesk]:
         tokenize=tokenize,
         special_texts=backend.special_texts(),
     )
-    return backend, TextDesk(lambda text: len(tokenize(text, False)), template, outbox.put)
+    if template.fallback_reason:
+        _log.warning("chat_template_missing", detail=template.fallback_reason)
+    desk = TextDesk(lambda text: len(tokenize(text, False)), template, outbox.put)
+    return backend, desk, template.stop_texts
 
 
 def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Outbox) -> int:
@@ -231,11 +238,11 @@ def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Out
     if not isinstance(hello, wire.Hello):
         raise wire.WireError("the first frame is not a hello")
     try:
-        backend, desk = _load(hello.config, outbox)
+        backend, desk, stop_texts = _load(hello.config, outbox)
     except EngineConfigError as error:
         outbox.put(wire.LoadFailed(message=str(error)))
         return EXIT_CONFIG
-    core = Core(backend, hello.config, outbox.put)
+    core = Core(backend, hello.config, outbox.put, stop_texts=stop_texts)
     desk.start()
     reader.desk = desk
     outbox.put(wire.Ready(version=wire.WIRE_VERSION, info=backend.info()))

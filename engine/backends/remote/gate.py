@@ -58,7 +58,7 @@ class Gate:
         if len(self._running) < self._n_parallel and not self._waiting:
             self._running.add(ticket)
             return ticket
-        n_own = sum(other.owner == owner for other in self._waiting)
+        n_own = sum(other.owner == owner for other in self._waiting) if owner else 0
         if len(self._waiting) >= self._max_waiting or n_own >= self._max_waiting_per_owner:
             return None
         bisect.insort(self._waiting, ticket, key=lambda other: other.order)

@@ -142,9 +142,9 @@ class RemoteServer:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._unreachable(error) from None
 
-    async def chat(self, request: EngineRequest, take: Callable[[Chunk], None]) -> None:
+    async def chat(self, request: EngineRequest, take: Callable[[Chunk], bool]) -> None:
         """Hand a reply to `take`, chunk by chunk; the first (empty) one says that the server has accepted. Returns at the
-        end of the stream; cancelling closes the connection, which ends the reply there.
+        end of the stream, or soon after `take` has said False (enough) or the server [DONE]; cancelling closes the connection, which ends the reply there.
 
         Raises RemoteFailure. Silence longer than `timeout_s` is a failure; comments that only keep the line open are silence.
         """
@@ -153,9 +153,10 @@ class RemoteServer:
 
         def on_chunk(chunk: Chunk) -> None:
             nonlocal done
-            done = done or chunk.done
+            if done:
+                return  # whatever else comes, the time for it runs
+            done = not take(chunk) or chunk.done
             silence.reschedule(loop.time() + (_AFTER_DONE_S if done else self._settings.timeout_s))
-            take(chunk)
 
         try:
             async with asyncio.timeout(self._settings.timeout_s) as silence:

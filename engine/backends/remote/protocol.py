@@ -162,6 +162,9 @@ def failure_of(
     where = f"{redacted_host} answered {status}{said}"
     wait_s = retry_after_s(headers)
     match status:
+        case 413:
+            message = f"{where}: the prompt is too big for it; check n_ctx of this model"
+            return RemoteFailure(FailureCode.TOO_LONG, message, retryable=False)
         case 429:
             return RemoteFailure(
                 FailureCode.BUSY, f"{where}: busy", retryable=True, retry_after_s=wait_s or 5.0

@@ -6,6 +6,7 @@ Owns what has come so far: what was visible, why it ended, what it cost. Must no
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from engine.backends.remote.protocol import Chunk, RemoteFailure
 from engine.link.mailbox import Mailbox
@@ -19,6 +20,10 @@ from engine.types import (
     Started,
     Usage,
 )
+
+# Few tokens are longer than 16 characters; runs of blanks may be, and servers that ignore `max_tokens` end somewhere.
+_MAX_TOKEN_CHARS: Final = 32
+_SPARE_CHARS: Final = 1024
 
 
 class Reply:
@@ -35,13 +40,20 @@ class Reply:
         self._done = False
         self._counts = Chunk()
         self._n_chunks = 0
+        self._n_chars = 0
 
     def sent(self) -> None:
         """The request leaves the line."""
         self._sent_at = time.monotonic()
 
-    def take(self, chunk: Chunk) -> None:
-        """Turn a chunk into events."""
+    @property
+    def overdone(self) -> bool:
+        """Whether the server goes on far beyond the tokens that it was asked for."""
+        return self._n_chars > _SPARE_CHARS + _MAX_TOKEN_CHARS * self._request.max_new_tokens
+
+    def take(self, chunk: Chunk) -> bool:
+        """Turn a chunk into events. False = that was enough."""
+        self._n_chars += len(chunk.text) + len(chunk.thinking)
         if self._n_chunks == 0:
             self._box.put(Started(request_id=self._request.id, cached_tokens=0))
         self._n_chunks += 1
@@ -55,9 +67,12 @@ class Reply:
             or chunk.n_cached is not None
         ):
             self._counts = chunk
+        return not self.overdone
 
     def end(self) -> Finished:
         """The terminal event of a stream that ended. Raises RemoteFailure when it was cut off."""
+        if self.overdone:
+            self._finish_reason = "length"
         if not self._finish_reason and not self._done:
             message = "the server ended the stream in the middle of the reply"
             raise RemoteFailure(FailureCode.UPSTREAM, message, retryable=True, retry_after_s=2.0)

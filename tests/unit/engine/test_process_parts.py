@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import structlog
 
-from engine.client import EngineProcess, check_config, open_engine
+from engine.client import EngineProcess, open_engine
 from engine.config import EngineConfig, OpenAISettings
 from engine.errors import EngineConfigError, EngineError
 from engine.link import wire
 from engine.link.childlog import relay
 from engine.link.inflight import Inflight
+from engine.link.limits import check_config
 from engine.link.process import child_environment
 from engine.link.supervisor import obituary
 from engine.link.textdesk import TextDesk
@@ -97,11 +98,18 @@ def test_obituaries(how: str, reason: str, tail: tuple[str, ...], words: str) ->
         {"n_batch": 0},
         {"kv_cells": -1},
         {"n_threads": -2},
+        {"n_threads": 100_000},
+        {"n_ctx": 2**40},
+        {"n_parallel": 1000},
+        {"kv_cells": 2**32 + 512},
+        {"n_batch": 2**33},
+        {"n_batch": 2, "n_parallel": 4},
+        {"n_gpu_layers": 10**12},
     ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_settings_that_no_model_can_be_loaded_with(changes: dict[str, int]) -> None:
-    with pytest.raises(EngineConfigError, match=r"models\.m\."):
+    with pytest.raises(EngineConfigError, match=r"models\.m\.\w+"):
         check_config(EngineConfig(name="m", **changes))  # type: ignore[arg-type]  # one of several types
 
 

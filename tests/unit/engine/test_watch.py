@@ -7,6 +7,12 @@ from engine.link.watch import Backoff, StallWatch, Supervision
 RULES = Supervision()
 
 
+def loaded_watch() -> StallWatch:
+    watch = StallWatch(RULES, 0.0)
+    watch.loaded(0.0)
+    return watch
+
+
 def looked_at(watch: StallWatch, start: float, end: float) -> bool:
     """Ask every second, as the supervisor does."""
     now = start
@@ -17,14 +23,27 @@ def looked_at(watch: StallWatch, start: float, end: float) -> bool:
     return watch.stalled(end)
 
 
-def test_an_idle_child_may_be_silent_for_ever() -> None:
+def test_a_model_that_never_comes_is_given_up_after_half_an_hour() -> None:
     watch = StallWatch(RULES, 0.0)
+    assert not looked_at(watch, 0.0, 1800.0)
+    assert looked_at(watch, 1800.0, 1802.0)
+    assert watch.what == "loading the model"
+
+
+def test_a_loaded_child_that_was_slow_to_load_is_left_in_peace() -> None:
+    watch = StallWatch(RULES, 0.0)
+    watch.loaded(1799.0)
+    assert not looked_at(watch, 1799.0, 9000.0)
+
+
+def test_an_idle_child_may_be_silent_for_ever() -> None:
+    watch = loaded_watch()
     watch.beat(1.0, working=False, n_steps=50, longest_step_s=0.1)
     assert not looked_at(watch, 1.0, 4000.0)
 
 
 def test_a_hung_step_is_seen_after_ten_times_the_longest_plus_thirty() -> None:
-    watch = StallWatch(RULES, 0.0)
+    watch = loaded_watch()
     watch.beat(0.0, working=True, n_steps=50, longest_step_s=2.0)
     assert watch.allowance_s == 50.0
     assert not looked_at(watch, 0.0, 50.0)
@@ -32,21 +51,21 @@ def test_a_hung_step_is_seen_after_ten_times_the_longest_plus_thirty() -> None:
 
 
 def test_beats_keep_it_alive() -> None:
-    watch = StallWatch(RULES, 0.0)
+    watch = loaded_watch()
     for now in range(0, 300, 20):
         watch.beat(float(now), working=True, n_steps=now + 1, longest_step_s=0.1)
         assert not looked_at(watch, float(now), now + 20.0)
 
 
 def test_the_first_step_may_page_weights_in() -> None:
-    watch = StallWatch(RULES, 0.0)
+    watch = loaded_watch()
     watch.beat(0.0, working=True, n_steps=0, longest_step_s=0.0)
     assert not looked_at(watch, 0.0, 119.0)
     assert looked_at(watch, 119.0, 122.0)
 
 
 def test_our_own_sleep_is_not_the_childs_fault() -> None:
-    watch = StallWatch(RULES, 0.0)
+    watch = loaded_watch()
     watch.beat(0.0, working=True, n_steps=9, longest_step_s=0.1)
     assert not watch.stalled(1.0)
     assert not watch.stalled(3600.0), "the machine slept for an hour; the beats lie unread"

@@ -101,7 +101,8 @@ class TalkMemory:
         last_reply = max(
             (i for i, m in enumerate(messages) if m.role is Role.ASSISTANT), default=-1
         )
-        canonical = tuple(entry.tokens) if entry and entry.whole and deepest == last_reply else ()
+        reply = known[last_reply] if last_reply >= 0 else None
+        canonical = tuple(reply.tokens) if reply and reply.whole else ()
         key = self._key_for(entry, edits=last_reply >= 0)
         self._busy.add(key)
         parent = entry.digest if entry else None

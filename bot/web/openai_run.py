@@ -110,7 +110,8 @@ class Completion:
         try:
             if self._next is not None:
                 self._next.cancel()
-                await asyncio.wait({self._next})
+                # Whatever it has ended with meanwhile, nobody waits for it any more.
+                await asyncio.gather(self._next, return_exceptions=True)
             close = getattr(self._events, "aclose", None)
             if close is not None:
                 await close()

@@ -12,6 +12,7 @@ import socket
 import aiohttp
 import pytest
 import structlog
+from aiohttp import web
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant of a small company. Be brief."}
 WORDS = "One two three 四五六 seven 🚀 nine ten."
@@ -340,3 +341,72 @@ async def test_a_fault_of_ours_is_told_without_words(make_api, monkeypatch):
     assert (status, body["error"]["code"]) == (500, "internal_error")
     assert "somebody's words" not in json.dumps([logs, body], default=str)
     assert {"api_failed", "api_request"} <= {entry["event"] for entry in logs}
+
+
+async def test_our_own_client_speaks_to_it(make_api):
+    """One Hearth as the model of another: `backend = "openai"` is an independent reader of these streams."""
+    inner = await make_api(fake={"reply": WORDS, "thinking": "Well."})
+    url = f"{inner.web.url}/v1"
+    remote = {"backend": "openai", "base_url": url, "model": "default", "n_ctx": 4096}
+    outer = await make_api(fake={"reply": "unused"}, more_models={"far": remote})
+    history = [SYSTEM, user("hi")]
+    first = await outer.stream(history, model="far", stream_options={"include_usage": True})
+    assert (first.text(), first.text("reasoning_content"), first.finish) == (
+        WORDS,
+        "Well.",
+        ["stop"],
+    )
+    history += [bot(first.text()), user("go on")]
+    second = await outer.ask(history, model="far")
+    assert second["choices"][0]["message"]["content"] == WORDS
+    usage = second["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > first.usage["prompt_tokens"] // 2
+    for engine in inner.engines.values():
+        await engine.close()
+    status, _, body = await outer.post(history, model="far")
+    assert status in {502, 503}
+    assert inner.web.url not in body["error"]["message"]
+
+
+async def test_a_reader_who_does_not_read_holds_nothing(make_api, monkeypatch):
+    """The kernel buffers megabytes for such a reader; here the third write finds them full."""
+    rig = await make_api(fake=SLOW)
+    write = web.StreamResponse.write
+    n_written = 0
+
+    async def stuck(self, data):
+        nonlocal n_written
+        n_written += 1
+        if n_written >= 3:
+            await asyncio.Event().wait()
+        await write(self, data)
+
+    monkeypatch.setattr("bot.web.openai_api.WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(web.StreamResponse, "write", stuck)
+    with pytest.raises(aiohttp.ClientError):
+        await rig.stream([user("hi")])
+    assert rig.figure('hearth_api_requests_total{status="499"}') == 1
+
+    async def idle():
+        return (await rig.engine.stats()).n_running == 0
+
+    await until(idle, 3.0)
+
+
+async def test_closing_the_server_ends_open_streams(make_api):
+    rig = await make_api(fake=SLOW)
+    rig.web._runner._shutdown_timeout = 0.2
+    asking = asyncio.create_task(rig.stream([user("hi")], max_tokens=350))
+
+    async def begun():
+        return (await rig.engine.stats()).decoded_generated_tokens_total > 5
+
+    await until(begun)
+    await rig.web.close()
+    with pytest.raises(aiohttp.ClientError):
+        await asking
+
+    async def idle():
+        return (await rig.engine.stats()).n_running == 0
+
+    await until(idle, 3.0)

@@ -56,6 +56,16 @@ def test_older_replies_keep_their_ids_too() -> None:
     assert [m.token_ids for m in third.messages] == [(), (7,), (), (9,), ()]
 
 
+def test_the_same_question_again_finds_as_much() -> None:
+    memory = TalkMemory()
+    turn(memory, [user("a")], "A")
+    history = [user("a"), bot("A"), user("b")]
+    first = turn(memory, history, "B")
+    again = turn(memory, history, "B, said otherwise")
+    assert again.canonical == first.canonical == (1, 2, 3, 7, 8)
+    assert again.cache_key == first.cache_key
+
+
 def test_another_key_model_or_word_knows_nothing() -> None:
     memory = TalkMemory()
     first = turn(memory, [user("a")], "A")

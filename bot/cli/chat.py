@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,12 +20,15 @@ from pydantic import SecretStr
 from bot.app import Hearth, state_folder
 from bot.cli.main import with_engine
 from bot.config import AccessConfig, Config, parse_config
+from bot.domain.turns import is_terminal
+from bot.domain.types import ButtonPressed, InboundEvent, InboundMessage
 from bot.errors import HearthError
 from bot.logs import set_up_logging
-from bot.platforms.terminal import APP_ID, TerminalAdapter, terminal_message
+from bot.platforms.terminal import APP_ID, CHAT_ID, TerminalAdapter, terminal_message
 
 LOAD_TIMEOUT_S = 600.0
 BOT_NAME = "terminal"
+STOP_POLL_S = 0.05
 
 
 class LineReader:
@@ -37,6 +41,7 @@ class LineReader:
                 stream.reconfigure(errors="replace")
         self._loop = asyncio.get_running_loop()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self.left = False
         self._wanted = threading.Semaphore(0)
         threading.Thread(target=self._run, name="stdin", daemon=True).start()
 
@@ -44,6 +49,11 @@ class LineReader:
         """The next line, None at the end of input."""
         self._wanted.release()
         return await self._lines.get()
+
+    def leave(self) -> None:
+        """Ctrl-C at the prompt: the talk ends as if there were no more lines."""
+        self.left = True
+        self._lines.put_nowait(None)
 
     def _run(self) -> None:
         while True:
@@ -116,16 +126,20 @@ async def _talk(hearth: Hearth, adapter: TerminalAdapter) -> None:
     reader = LineReader(interactive=interactive)
     user = _user_name()
     loop = asyncio.get_running_loop()
-    while not adapter.deaf and (line := await reader.next()) is not None:
+    while not adapter.deaf:
+        loop.add_signal_handler(signal.SIGINT, reader.leave)
+        line = await reader.next()
+        if line is None:
+            break
         if not line.strip():
             continue
         adapter.answered.clear()
-        loop.add_signal_handler(signal.SIGINT, lambda: _stop_reply(hearth, adapter, user))
-        try:
-            await _say(hearth, adapter, line, user)
-            await adapter.answered.wait()
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
+        message = terminal_message(line, user)
+        loop.add_signal_handler(signal.SIGINT, _stop_reply, hearth, adapter, message)
+        await _accept(hearth, adapter, message)
+        await adapter.answered.wait()
+    if reader.left:
+        adapter.write("\n")
 
 
 def _user_name() -> str:
@@ -136,16 +150,36 @@ def _user_name() -> str:
         return f"user{os.getuid()}"
 
 
-def _stop_reply(hearth: Hearth, adapter: TerminalAdapter, user: str) -> None:
-    """Ctrl-C during a reply is /stop; the task lives on the adapter's loop until the command is stored."""
+def _stop_reply(hearth: Hearth, adapter: TerminalAdapter, question: InboundMessage) -> None:
+    """Ctrl-C during a reply presses its stop button; the task lives on the adapter's loop."""
     task = asyncio.get_running_loop().create_task(
-        _say(hearth, adapter, "/stop", user), name="terminal-stop"
+        _press_stop(hearth, adapter, question), name="terminal-stop"
     )
     adapter.background.add(task)
     task.add_done_callback(adapter.background.discard)
 
 
-async def _say(hearth: Hearth, adapter: TerminalAdapter, text: str, user: str) -> None:
+async def _press_stop(hearth: Hearth, adapter: TerminalAdapter, question: InboundMessage) -> None:
+    """Stop the question's turn. One that ends before it showed anything says nothing itself: the prompt comes back here."""
+    turn = await hearth.store.turn_of_message(APP_ID, question.message_id)
+    if turn is None:
+        return
+    key = f"stop-{turn.id}-{uuid.uuid4().hex}"
+    sender = question.sender.user_id
+    await _accept(
+        hearth,
+        adapter,
+        ButtonPressed(APP_ID, key, key, CHAT_ID, question.message_id, sender, "stop", turn.id),
+    )
+    while turn is not None and not is_terminal(turn.state):
+        await asyncio.sleep(STOP_POLL_S)
+        turn = await hearth.store.turn(turn.id)
+    if not adapter.answered.is_set():
+        adapter.write("\n")
+        adapter.answered.set()
+
+
+async def _accept(hearth: Hearth, adapter: TerminalAdapter, event: InboundEvent) -> None:
     if hearth.service is None:
         raise HearthError(f"{APP_ID}: the service has not started")
-    await hearth.service.inbox.accept(BOT_NAME, adapter, (terminal_message(text, user),))
+    await hearth.service.inbox.accept(BOT_NAME, adapter, (event,))

@@ -14,6 +14,7 @@ from bot.domain.pacing import TokenBucket
 from bot.errors import RetryLater
 
 _SWEEP_ABOVE = 512
+_SWEEP_EVERY_S = 60.0
 _MAX_PAUSE_S = 120.0
 
 
@@ -39,6 +40,7 @@ class RateLimiter:
         self._sleep = sleep
         self._buckets: dict[str, TokenBucket] = {}
         self._paused: dict[str, float] = {}
+        self._swept_at = clock()
 
     async def acquire(self, limits: tuple[Limit, ...], *, max_wait_s: float = 10.0) -> None:
         """Wait until a call may go to all of these targets.
@@ -75,7 +77,8 @@ class RateLimiter:
         return self._buckets[key]
 
     def _sweep(self, now: float) -> None:
-        if self.size <= _SWEEP_ABOVE:
+        if self.size <= _SWEEP_ABOVE and now - self._swept_at < _SWEEP_EVERY_S:
             return
+        self._swept_at = now
         self._buckets = {key: b for key, b in self._buckets.items() if not b.idle(now)}
         self._paused = {key: until for key, until in self._paused.items() if until > now}

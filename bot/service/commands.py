@@ -16,8 +16,8 @@ from bot.domain.catalogue import say
 from bot.domain.commands import Command, parse_command
 from bot.domain.records import Acceptance, Canonical, PastTurn, TurnDraft
 from bot.domain.sessions import policy_of
-from bot.domain.turns import may_control
-from bot.domain.types import Lane, Turn, TurnKind, WhileBusy
+from bot.domain.turns import is_terminal, may_control
+from bot.domain.types import Lane, Turn, TurnKind, TurnState, WhileBusy
 from bot.service.context import Context
 from bot.service.conversation import forget_canonical, tokens_used
 from engine.errors import EngineError
@@ -50,11 +50,18 @@ class CommandExecutor:
 
     async def at_once(self, turn_id: str, command: Command, bot_name: str) -> None:
         """Let a just stored `/stop`, `/new` or `/reset` take effect now; its own turn then only says so."""
-        if command not in AT_ONCE or turn_id in self._begun:
+        if command not in AT_ONCE:
             return
         turn = await self._context.store.turn(turn_id)
-        if turn is not None:
-            await asyncio.wait({self._begin(turn, bot_name)})
+        task = self._begun.get(turn_id)
+        if task is None:
+            if turn is None or turn.state is not TurnState.QUEUED:  # its own turn was quicker
+                return
+            task = self._begin(turn, bot_name)
+        await asyncio.wait({task})
+        turn = await self._context.store.turn(turn_id)
+        if turn is None or is_terminal(turn.state):
+            self.collected(turn_id)
 
     async def execute(self, turn: Turn, bot_name: str) -> str:
         """Run a command turn (once) and return what to answer."""
@@ -62,10 +69,15 @@ class CommandExecutor:
         try:
             return await asyncio.shield(task)
         finally:
-            if (
-                task.done()
-            ):  # else it goes on, and `close` or the next claim of this turn collects it
-                self._begun.pop(turn.id, None)
+            self.collected(turn.id)
+
+    def collected(self, turn_id: str) -> None:
+        """The turn has what it needs. An execution that is not over stays: `close` or the turn's next claim collects it."""
+        task = self._begun.get(turn_id)
+        if task is not None and task.done():
+            del self._begun[turn_id]
+            if not task.cancelled():
+                task.exception()  # its own turn was told of it, or was quicker
 
     async def close(self) -> None:
         """End what is still under way."""

@@ -115,7 +115,7 @@ class Dispatcher:
         with structlog.contextvars.bound_contextvars(turn_id=turn.id, session_id=turn.session_id):
             try:
                 await self._runner.run(active)
-            except HearthError as error:  # the database or a platform: no fault of the code, no traceback
+            except HearthError as error:  # not the code's fault: no traceback
                 log.warning("turn_failed", attempt=turn.attempt, error=str(error))
                 await self._after_fault(active)
             except Exception:

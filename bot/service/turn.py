@@ -92,6 +92,7 @@ class TurnRunner:
             turn.id, self._owner, state, error="the reply could not be delivered" if gave_up else ""
         )
         self._context.signs.clear(turn.id)
+        self._commands.collected(turn.id)
         self._context.metrics.turns.labels(turn.kind.value, outcome.value).inc()
         log.info("turn_finished", state=state.value, outcome=outcome.value, held=held)
 

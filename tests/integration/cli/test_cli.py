@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -164,6 +167,41 @@ def test_chat_ends_when_nobody_reads():
         )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == b"hearth: the output was closed; nothing more can be shown\n"
+
+
+async def test_ctrl_c_stops_the_reply_and_at_the_prompt_leaves(tmp_path):
+    config = config_file(
+        tmp_path, FAKE.replace('reply = "好的, done."', 'token_delay_s = "0.01", reply = "' + "word " * 200 + '"')
+    )  # fmt: skip
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *HEARTH, "chat", "-c", config, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0))[0],
+    )  # fmt: skip
+    os.close(theirs)
+    screen = b""
+
+    async def until(text: bytes) -> None:
+        nonlocal screen
+        while text not in screen:
+            screen += await asyncio.to_thread(os.read, ours, 4096)
+        screen = screen.partition(text)[2]
+
+    try:
+        async with asyncio.timeout(40):
+            await until(b"you> ")
+            os.write(ours, b"talk\n")
+            await until(b"word word")
+            os.write(ours, b"\x03")
+            await until(b"(Stopped.)")
+            await until(b"you> ")
+            os.write(ours, b"\x03")
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(ours)
 
 
 # -- demo --------------------------------------------------------------------------------------------------------------

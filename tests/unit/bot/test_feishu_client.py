@@ -37,6 +37,7 @@ from bot.platforms.feishu.errors import (
     judge,
 )
 from bot.platforms.http import HttpAnswer, HttpRequest, SharedHttp
+from bot.platforms.limits import Limit, RateLimiter
 
 
 def answer(body: Any, status: int = 200, **headers: str) -> HttpAnswer:
@@ -298,3 +299,39 @@ def test_a_button_is_answered_by_a_toast_only(wire: Wire) -> None:
         "toast": {"type": "info", "content": "Stopped."}
     }
     assert adapter.button_reply("").body == {}
+
+
+async def test_health_names_the_trouble_of_now_and_forgets_it(wire: Wire) -> None:
+    adapter = adapter_on(wire)
+    await adapter.start()
+    assert "error" not in adapter.health()
+    wire.script["/om_1/reactions"] = [
+        OSError("cut"),
+        answer({"code": 99991403}, 429),
+        answer({"code": 230011}, 400),
+    ]
+    await adapter.show_alive(target())
+    assert "connection lost" in adapter.health()["error"]
+    await adapter.show_alive(target())
+    assert "the month's calls are used up" in adapter.health()["error"]
+    await adapter.show_alive(target())  # one message's own matter: neither trouble nor its end
+    assert "the month's calls are used up" in adapter.health()["error"]
+    await adapter.show_alive(target())
+    assert "error" not in adapter.health()
+    await adapter.close()
+
+
+async def test_targets_that_are_idle_are_forgotten() -> None:
+    now = 1000.0
+
+    async def sleep(seconds: float) -> None:
+        raise AssertionError(f"nothing had to wait, not even {seconds} s")
+
+    limiter = RateLimiter(clock=lambda: now, sleep=sleep)
+    for n in range(200):
+        await limiter.acquire((Limit(f"chat:{n}", 3.5, 1.0),))
+        limiter.pause(f"chat:{n}", 5.0)
+    assert limiter.size == 400
+    now += 61.0
+    await limiter.acquire((Limit("chat:0", 3.5, 1.0),))
+    assert limiter.size == 1

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bot.domain.commands import Command
 from bot.domain.types import ChatKind, Outcome, Sender, SessionPolicy, TurnState
 from engine.errors import EngineUnavailable
 
@@ -213,3 +214,16 @@ async def test_dropped_turns_are_visible(world, tools):
     assert "no longer fit" in status
     assert "Be" not in status
     assert "6 turns" in status  # they stay on record
+
+
+async def test_nothing_is_kept_of_executed_commands(world, tools):
+    """Whichever is quicker, the inbox or the command's own turn, neither leaves the execution behind."""
+    words = ("/stop", "/new", "/reset")
+    said = [await world.say(word, chat_id=f"chat {n}") for n in range(4) for word in words]
+    for one in said:
+        await world.settled(one)
+    commands = world.service._commands
+    await tools.eventually(lambda: not commands._begun)
+    turn = await world.turn(said[0])
+    await commands.at_once(turn.id, Command.STOP, "feishu")
+    assert not commands._begun

@@ -64,7 +64,7 @@ _UNQUANTIZED: Final = frozenset({"f32", "f16", "bf16"})
 _MAX_SEQUENCES: Final = 256  # LLAMA_MAX_SEQ
 _NO_SLOT: Final = 1
 # ggml_log_level; a continued line has the level of the line before it.
-_WARN, _CONTINUED = 3, 5
+_DEBUG, _WARN, _CONTINUED = 1, 3, 5
 # The cache is shared (`kv_unified`), so llama.cpp takes all of it for one conversation's window, which is checked here.
 _HARMLESS: Final = re.compile(r"n_ctx_seq \(\d+\) > n_ctx_train \(\d+\)")
 # Below this, dividing by the temperature leaves the range of a float.
@@ -91,6 +91,8 @@ class _NativeLog:
     def _receive(self, level: int, text: bytes, _user_data: object) -> None:
         # Progress dots come one by one without a line end.
         self._level = self._level if level == _CONTINUED else level
+        if self._level == _DEBUG and not self._verbose:
+            return  # hundreds of lines about every graph, which would push out the ones that explain a failure
         self._partial += text.decode("utf-8", "replace")
         *lines, self._partial = self._partial.split("\n")
         for line in filter(None, map(str.strip, lines)):

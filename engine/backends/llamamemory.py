@@ -6,14 +6,22 @@ import ctypes
 from typing import Any, Final
 
 import llama_cpp as llama
+from llama_cpp._ggml import libggml
 
 # Bytes per 32 values, by ggml type (ggml-common.h): the layouts of a cache.
 _BYTES_PER_32: Final = {0: 128, 1: 64, 2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 20: 18, 30: 64}
 
+_GPU_KINDS: Final = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
+
 
 def on_host(n_gpu_layers: int) -> bool:
-    """Whether the cache lies in ordinary memory."""
-    return n_gpu_layers == 0 or not llama.llama_supports_gpu_offload()
+    """Whether the cache lies in ordinary memory.
+
+    llama_supports_gpu_offload says yes to every build that can talk to other machines (GGML_RPC): ask for the devices.
+    """
+    find = libggml.ggml_backend_dev_by_type
+    find.argtypes, find.restype = [ctypes.c_int], ctypes.c_void_p
+    return n_gpu_layers == 0 or not any(find(kind) for kind in _GPU_KINDS)
 
 
 def cache_bytes(model: Any, n_cells: int, type_k: int, type_v: int) -> int:

@@ -21,6 +21,7 @@ from engine.types import (
     EngineRequest,
     EngineStats,
     Failed,
+    FailureCode,
     Finished,
     ModelInfo,
     Progress,
@@ -182,9 +183,22 @@ class _Version(msgspec.Struct):
     version: int
 
 
+class _RequestId(msgspec.Struct):
+    id: str
+
+
+class _Asker(msgspec.Struct):
+    """What is needed of any command to refuse it."""
+
+    type: str
+    request: _RequestId | None = None
+    seq: int | None = None
+
+
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_asker_decoder: msgspec.msgpack.Decoder[_Asker] = msgspec.msgpack.Decoder(_Asker)
 _version_decoder: msgspec.msgpack.Decoder[_Version] = msgspec.msgpack.Decoder(_Version)
 
 
@@ -209,6 +223,25 @@ def decode_command(payload: bytes) -> Command:
         return _command_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError(f"an unreadable command of {len(payload)} bytes") from error
+
+
+def refusal_of(payload: bytes) -> Report | None:
+    """The answer to an unreadable command that somebody waits for: a field of a wrong type must not cost everybody the
+    child. None when it cannot be told who that is.
+    """
+    try:
+        asked = _asker_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    message = f"a {asked.type} command has a field of a wrong type"
+    if asked.request is not None:
+        return Failed(
+            request_id=asked.request.id,
+            code=FailureCode.BAD_REQUEST,
+            retryable=False,
+            message=message,
+        )
+    return None if asked.seq is None else Refusal(seq=asked.seq, message=message)
 
 
 def decode_report(payload: bytes) -> Report:

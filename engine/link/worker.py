@@ -148,9 +148,15 @@ class Reader:
     Questions that come before the model is loaded cannot happen: the parent asks only after `Ready`.
     """
 
-    def __init__(self, sock: socket.socket, commands: queue.SimpleQueue[LoopCommand]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        commands: queue.SimpleQueue[LoopCommand],
+        report: Callable[[wire.Report], None],
+    ) -> None:
         self._sock = sock
         self._commands = commands
+        self._report = report
         self.desk: TextDesk | None = None
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
 
@@ -166,8 +172,20 @@ class Reader:
                 if first and (version := wire.peek_version(payload)) != wire.WIRE_VERSION:
                     raise wire.WireError(_version_sentence(version))
                 first = False
-                self._sort(wire.decode_command(payload))
+                self._take(payload)
         os._exit(EXIT_OK)
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            command = wire.decode_command(payload)
+        except wire.WireError:
+            refusal = wire.refusal_of(payload)
+            if refusal is None:
+                raise
+            _log.error("command_refused", n_bytes=len(payload))
+            self._report(refusal)
+        else:
+            self._sort(command)
 
     def _receive(self) -> bytes:
         try:
@@ -266,7 +284,7 @@ def main() -> NoReturn:
     sock = socket.socket(fileno=args.fd)
     commands: queue.SimpleQueue[LoopCommand] = queue.SimpleQueue()
     outbox = Outbox(sock)
-    reader = Reader(sock, commands)
+    reader = Reader(sock, commands, outbox.put)
     outbox.start()
     reader.start()
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import structlog
 
 from engine.backends.base import BatchPart, DecodeStatus, MemoryKind, make_backend
 from engine.backends.llamacpp import LlamaBackend, n_sequences, usable_cores
@@ -249,3 +250,58 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
 
 def test_threads_are_cores() -> None:
     assert 1 <= usable_cores() <= 4096
+
+
+def test_a_resumed_reply_goes_on_with_the_chance_of_its_seed(backend: LlamaBackend) -> None:
+    for sampling in (
+        Sampling(temperature=1.2, seed=7),
+        Sampling(temperature=0.6, seed=2**40, repeat_penalty=1.3),
+    ):
+        whole = generate(backend, sampling, 12)
+        for n_given in (1, 5):
+            rest = generate(backend, sampling, 12 - n_given, whole[:n_given])
+            assert whole[:n_given] + rest == whole
+
+
+def test_a_cache_beyond_the_memory_is_refused_before_it_is_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.backends.llamacpp.available_bytes", lambda: 2**20)
+    with pytest.raises(EngineConfigError, match=r"models\.t: the KV cache needs 0\.0 GiB"):
+        make_backend(config())
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0", "q4_0"])
+def test_the_size_of_a_cache_is_known_beforehand(
+    loaded: LlamaBackend, cache_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "engine.backends.llamacpp.check_memory", lambda _, n_bytes, __: asked.append(n_bytes)
+    )
+    other = LlamaBackend(config(cache_type_k=cache_type, cache_type_v=cache_type))
+    lines = [line for line in other._native_log.lines if "llama_kv_cache: size =" in line]
+    other.close()
+    assert asked[0] / 2**20 == pytest.approx(float(lines[0].split()[3]), abs=0.01)
+
+
+def test_the_window_warning_of_a_shared_cache_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with structlog.testing.capture_logs() as logs:
+        other = LlamaBackend(config(n_ctx=8192, kv_cells=8192 + 256))
+        kept = list(other._native_log.lines)
+        other.close()
+    assert any("n_ctx_train" in line for line in kept), (
+        "llama.cpp no longer says it: drop the filter"
+    )
+    assert not [log for log in logs if "n_ctx_train" in str(log.get("line"))]
+
+
+def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    whole = find_model("t", "demo").read_bytes()
+    path = tmp_path / "mute.gguf"
+    # Kept in order: of equal length, so that no offset moves.
+    path.write_bytes(whole.replace(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0none", 1))
+    with pytest.raises(EngineConfigError, match="has no tokenizer"):
+        make_backend(config(path=str(path)))

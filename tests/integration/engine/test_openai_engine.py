@@ -281,6 +281,26 @@ async def test_a_server_that_never_closes_behind_done(double: Double, engines: M
     assert isinstance(events[-1], Finished)
 
 
+@pytest.mark.parametrize("behind_done", [True, False])
+async def test_a_server_that_talks_for_ever_is_left(
+    double: Double, engines: Make, behind_done: bool
+) -> None:
+    async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await stream_of([sse(piece("a", "stop")), sse("[DONE]")] * behind_done)(
+            request, body
+        )
+        while True:
+            await response.write(sse(piece("blah " * 40)))
+            await asyncio.sleep(0.01)
+
+    double.script = script
+    async with asyncio.timeout(10.0):
+        events = await events_of(await ready(engines, double), ask(max_new_tokens=8))
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is (FinishReason.STOP if behind_done else FinishReason.LENGTH)
+    assert len(shown(events)[1]) < 10_000
+
+
 async def test_fields_that_a_server_refuses_are_left_out_for_good(
     double: Double, engines: Make
 ) -> None:
@@ -347,7 +367,10 @@ async def test_http_errors(
 
 async def test_a_prompt_that_is_too_long(double: Double, engines: Make) -> None:
     double.script = answer_of(400, {"error": {"code": "context_length_exceeded"}})
-    assert (await failure_of(await ready(engines, double))).code is FailureCode.TOO_LONG
+    engine = await ready(engines, double)
+    assert (await failure_of(engine)).code is FailureCode.TOO_LONG
+    double.script = answer_of(413, "<html>Request Entity Too Large</html>")
+    assert (await failure_of(engine)).code is FailureCode.TOO_LONG
 
 
 async def test_an_error_in_the_middle_of_the_stream(double: Double, engines: Make) -> None:

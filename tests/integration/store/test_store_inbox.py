@@ -176,14 +176,14 @@ async def test_merge_leaves_commands_and_notices_alone(store: Store) -> None:
     assert not asked.merged
 
 
-async def test_interrupt_cancels_what_waits_and_reports_what_runs(store: Store) -> None:
+async def test_interrupt_cancels_what_waits_and_reports_it_with_what_runs(store: Store) -> None:
     running = await store.accept(event(chat("running", shared=True)))
     await store.claim("me", 60, 5)
     waiting = await store.accept(event(chat("waiting", shared=True)))
     others = await store.accept(event(chat("other", user="u2", shared=True)))
     stop = await store.accept(event(command("/status", shared=True)))
     newest = await store.accept(event(chat("newest", while_busy=WhileBusy.INTERRUPT, shared=True)))
-    assert newest.interrupted == (running.turn_id,)
+    assert newest.interrupted == (waiting.turn_id, running.turn_id)
     states = {
         t: await store.turn(t)
         for t in (running.turn_id, waiting.turn_id, others.turn_id, stop.turn_id)
@@ -212,7 +212,7 @@ async def test_interrupt_lets_a_recovered_turn_end_what_it_showed(store: Store) 
     )
     await store.release(shown.turn_id, "me")
     newest = await store.accept(event(chat("newest", while_busy=WhileBusy.INTERRUPT)))
-    assert newest.interrupted == ()
+    assert newest.interrupted == (shown.turn_id,)
     (turn,) = await store.claim("me", 60, 5)
     assert (turn.id, turn.cancel_requested, turn.silent) == (shown.turn_id, True, True)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 # The platforms' months end at midnight in China.
 _CHINA = timezone(timedelta(hours=8))
-_SAVE_EVERY_CALLS = 20
+_SAVE_EVERY_CALLS = 200
 
 
 class CallBudget(Protocol):

@@ -78,11 +78,11 @@ class Database:
             self._lock.drop()
             self._lock = None
 
-    async def write(self, work: Work[T]) -> T:
-        """Run a work in the next commit; returns after it. Raises StoreError."""
+    async def write(self, work: Work[T], *, urgent: bool = False) -> T:
+        """Run a work in the next commit; returns after it. An urgent one goes before all others. Raises StoreError."""
         if self._writer is None:
             raise StoreError(f"the database {self.place.label} is not open")
-        return await self._writer.run(work)
+        return await self._writer.run(work, urgent=urgent)
 
     async def read(self, query: Work[T]) -> T:
         """Run a query on a connection of its own: it never waits for a writer. Raises StoreError."""

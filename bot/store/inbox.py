@@ -63,7 +63,8 @@ class Inbox:
 
     async def accept(self, acceptance: Acceptance) -> Accepted:
         """See ports.Store."""
-        return await self._db.write(lambda connection: self._accept(connection, acceptance))
+        # A platform waits for this one with a deadline of seconds; everything else can be a moment later.
+        return await self._db.write(lambda c: self._accept(c, acceptance), urgent=True)
 
     def _accept(self, connection: Connection, acceptance: Acceptance) -> Accepted:
         now = self._db.clock()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import uuid
 
 import sqlalchemy as sa
@@ -44,11 +45,17 @@ IS_CURRENT = sa.text("sessions.is_current = 1")
 _FIND_CURRENT = sa.select(sessions).where(sessions.c.key_hash == sa.bindparam("key"), IS_CURRENT)
 
 
+# Policies are asked for with every message and hardly ever change; another process's change is seen this much later.
+_POLICY_FRESH_S = 5.0
+_POLICIES_KEPT = 4096
+
+
 class Sessions:
-    """Queries and works on sessions. Holds no state but the database and its ready-made statements."""
+    """Queries and works on sessions. Holds no state but the database, its ready-made statements, and fresh chat policies."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
+        self._policies: dict[tuple[str, str], tuple[float, SessionPolicy | None]] = {}
         # Built once: putting a statement together costs more than running it.
         insert = db.insert(sessions)
         self._open = insert.on_conflict_do_update(
@@ -160,16 +167,32 @@ class Sessions:
     # -- chats -------------------------------------------------------------------------------------------------------
     async def chat_policy(self, app_id: str, chat_id: str) -> SessionPolicy | None:
         """See ports.Store."""
+        now = time.monotonic()
+        known = self._policies.get((app_id, chat_id))
+        if known is not None and now - known[0] < _POLICY_FRESH_S:
+            return known[1]
         where = sa.and_(chat_settings.c.app_id == app_id, chat_settings.c.chat_id == chat_id)
         found = await self._db.read(
             lambda c: c.execute(sa.select(chat_settings.c.policy).where(where)).scalar()
         )
-        return SessionPolicy(found) if found else None
+        policy = SessionPolicy(found) if found else None
+        if len(self._policies) >= _POLICIES_KEPT:
+            self._policies.clear()
+        self._policies[app_id, chat_id] = (now, policy)
+        return policy
 
     async def set_chat_policy(
         self, app_id: str, chat_id: str, policy: SessionPolicy | None
     ) -> None:
         """See ports.Store."""
+        try:
+            await self._write_chat_policy(app_id, chat_id, policy)
+        finally:
+            self._policies.pop((app_id, chat_id), None)
+
+    async def _write_chat_policy(
+        self, app_id: str, chat_id: str, policy: SessionPolicy | None
+    ) -> None:
         where = sa.and_(chat_settings.c.app_id == app_id, chat_settings.c.chat_id == chat_id)
         if policy is None:
             await self._db.write(lambda c: c.execute(sa.delete(chat_settings).where(where)).close())

@@ -27,6 +27,8 @@ Work = Callable[[Connection], T]
 
 # More subtransactions than this in one transaction fall out of PostgreSQL's per-process cache and slow every reader.
 GROUP_LIMIT = 60
+# Works that are not urgent, in one group: a new urgent one then waits for so many at most.
+ORDINARY_LIMIT = 20
 # How long a foreign lock on the SQLite file is waited for before the waiting writes are told (F12 asks for 20 s).
 BUSY_LIMIT_S = 120.0
 _TRIES = 4
@@ -41,6 +43,7 @@ log = structlog.get_logger()
 class _Job:
     work: Work[Any]
     future: asyncio.Future[Any]
+    urgent: bool = False
     tries: int = 0
     result: Any = None
     error: BaseException | None = None
@@ -73,6 +76,7 @@ class Writer:
     place: Place
     figures: WriterFigures = field(default_factory=WriterFigures)
     _queue: deque[_Job] = field(default_factory=deque)
+    _urgent: deque[_Job] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
     _closing: bool = False
@@ -81,16 +85,16 @@ class Writer:
         """Begin to take works."""
         self._task = asyncio.create_task(self._loop(), name="store-writer")
 
-    async def run(self, work: Work[T]) -> T:
-        """Run a work in the next group and return its result after the commit.
+    async def run(self, work: Work[T], *, urgent: bool = False) -> T:
+        """Run a work in one of the next groups (an urgent one in the very next) and return its result after the commit.
 
         A caller that is cancelled while it waits leaves the group as it is; its work is dropped only when it had not
         begun. Raises StoreError, or what the work itself raised (its savepoint is then undone).
         """
         if self._closing or self._task is None or self._task.done():
             raise StoreError(f"the database {self.place.label} is closed")
-        job = _Job(work, asyncio.get_running_loop().create_future())
-        self._queue.append(job)
+        job = _Job(work, asyncio.get_running_loop().create_future(), urgent)
+        (self._urgent if urgent else self._queue).append(job)
         self._wake.set()
         result: T = await job.future
         return result
@@ -110,7 +114,7 @@ class Writer:
     async def _loop(self) -> None:
         try:
             while True:
-                while self._queue:
+                while self._queue or self._urgent:
                     await self._next_group()
                 if self._closing:
                     return
@@ -118,23 +122,32 @@ class Writer:
                 await self._wake.wait()
         finally:
             self._closing = True
-            for job in self._queue:
+            for job in (*self._urgent, *self._queue):
                 _fail(
                     job,
                     StoreError(
                         f"the database {self.place.label} was closed before this was written"
                     ),
                 )
+            self._urgent.clear()
             self._queue.clear()
+
+    def _take(self, queue: deque[_Job], limit: int, jobs: list[_Job]) -> None:
+        while queue and len(jobs) < limit:
+            if jobs and (jobs[0].tries or queue[0].tries):
+                break  # one that was in another process's way holds nothing while it waits: it runs alone
+            job = queue.popleft()
+            if not job.future.done():  # else its caller has gone, and nothing of it was begun
+                jobs.append(job)
+
+    def _put_back(self, jobs: list[_Job]) -> None:
+        for job in reversed(jobs):
+            (self._urgent if job.urgent else self._queue).appendleft(job)
 
     async def _next_group(self) -> None:
         jobs: list[_Job] = []
-        while self._queue and len(jobs) < GROUP_LIMIT:
-            if jobs and (jobs[0].tries or self._queue[0].tries):
-                break  # one that was in another process's way holds nothing while it waits: it runs alone
-            job = self._queue.popleft()
-            if not job.future.done():  # else its caller has gone, and nothing of it was begun
-                jobs.append(job)
+        self._take(self._urgent, GROUP_LIMIT, jobs)
+        self._take(self._queue, min(GROUP_LIMIT, len(jobs) + ORDINARY_LIMIT), jobs)
         if not jobs:
             return
         try:
@@ -143,7 +156,7 @@ class Writer:
             await self.channel.drop()
             self._give_up_or_retry(jobs, failure)
         except asyncio.CancelledError:
-            self._queue.extendleft(reversed(jobs))  # the loop's end tells them
+            self._put_back(jobs)  # the loop's end tells them
             raise
         except Exception as error:  # noqa: BLE001  (the writer outlives a mistake in a driver)
             # No traceback here: its frames hold what people wrote. The callers get it as the cause.
@@ -190,7 +203,7 @@ class Writer:
                 error = say(self.place, cause)
                 error.__cause__ = cause
                 _fail(job, error)
-        self._queue.extendleft(reversed(again))
+        self._put_back(again)
         self.figures.failed_groups += 1
         log.error(
             "store_group_failed", writes=len(jobs), again=len(again), error=type(cause).__name__
@@ -216,7 +229,7 @@ class Writer:
                 _fail(job, told)
             else:
                 _fail(job, error)
-        self._queue.extendleft(reversed(again))
+        self._put_back(again)
 
 
 def _fail(job: _Job, error: BaseException) -> None:

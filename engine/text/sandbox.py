@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
+from itertools import chain
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -31,6 +32,12 @@ MAX_STEPS = 100_000
 STEPS_PER_MESSAGE = 1_000
 MAX_VALUE_CHARS = 16 * 1024 * 1024
 MAX_NUMBER = 100_000
+# Texts that are replaced, joined, indented or wrapped: length times argument, which no honest template comes near.
+MAX_PRODUCT = 256 * 1024 * 1024
+_MULTIPLIERS = frozenset({"replace", "join", "expandtabs", "indent", "wordwrap"})
+_REFUSED_METHODS = frozenset({"translate"})
+_ITEM_CHARS = 2
+_END = object()
 _HUGE_WIDTH = re.compile(r"\d{5,}|\*")
 # What a template can raise: its own complaint, a mistake of its author, or one of our bounds.
 _FAULTS = (
@@ -66,14 +73,18 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
+            finalize=self._weighed,
         )
         self.steps_left = 0
         self.filters.update(
             tojson=_to_json,
             counted_=self._counted,
             weighed_=self._weighed,
-            small_=_small,
+            small_=self._light,
+            product_=_check_product,
             tame_=_tame,
         )
 
@@ -92,7 +103,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     ) -> Any:
         __self.spend(1)
         for value in (*args, *kwargs.values()):
-            _small(value)
+            __self._light(value)
+        _bounded_product(__obj, args, kwargs)
         return __self._weighed(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -104,6 +116,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """`*`, `**` and `%` can make something huge in one stroke, so their operands are looked at first."""
+        left, right = self._weighed(left), self._weighed(right)
         n_times = right if isinstance(right, int) else left if isinstance(left, int) else 0
         sized = left if isinstance(left, Sized) else right if isinstance(right, Sized) else None
         if operator == "%":
@@ -121,10 +134,12 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _weighed(self, value: Any) -> Any:
         size = len(value) if isinstance(value, Sized) else 0
-        if size > MAX_VALUE_CHARS:
-            _refuse("it makes a value that is too large")
-        self.spend(1 + size // 64)
+        self.spend(1 + max(size, _n_items(value)) // 64)
         return value
+
+    def _light(self, value: Any) -> Any:
+        """An argument: neither a huge number nor a huge value."""
+        return _small(self._weighed(value))
 
 
 class CompiledTemplate:
@@ -186,6 +201,49 @@ def _small(value: Any) -> Any:
     return value
 
 
+def _n_items(value: Any) -> int:
+    """How many values there are in a value, those within its lists and dicts included.
+
+    Raises TemplateError when all of it as text would have more than `MAX_VALUE_CHARS` (a list may hold one text a billion
+    times without taking any room yet), and looks at no more than that takes.
+    """
+    inner: list[Iterator[Any]] = [iter((value,))]
+    n_items = n_chars = 0
+    while inner:
+        item = next(inner[-1], _END)
+        if item is _END:
+            inner.pop()
+            continue
+        n_items += 1
+        n_chars += len(item) if isinstance(item, str) else _ITEM_CHARS
+        if n_chars > MAX_VALUE_CHARS:
+            _refuse("it makes a value that is too large")
+        if isinstance(item, Mapping):
+            inner.append(chain(item.keys(), item.values()))
+        elif isinstance(item, list | tuple | set):
+            inner.append(iter(item))
+    return n_items
+
+
+def _bounded_product(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Methods of text whose result can be as long as text times argument."""
+    text = getattr(function, "__self__", None)
+    if isinstance(text, str) and getattr(function, "__name__", "") in _REFUSED_METHODS:
+        _refuse("str.translate is not supported")
+    if isinstance(text, str) and getattr(function, "__name__", "") in _MULTIPLIERS:
+        _check_product(text, *args, *kwargs.values())
+
+
+def _check_product(value: Any, *args: Any, **kwargs: Any) -> Any:
+    args = (*args, *kwargs.values())
+    sizes = [
+        arg if isinstance(arg, int) else len(arg) for arg in args if isinstance(arg, int | str)
+    ]
+    if isinstance(value, Sized) and len(value) * max(sizes, default=0) > MAX_PRODUCT:
+        _refuse("it makes a value that is too large")
+    return value
+
+
 def _to_json(  # the arguments are those of Hugging Face's filter
     value: Any,
     ensure_ascii: bool = False,
@@ -219,12 +277,29 @@ class _Meter(NodeTransformer):
         node.args = [_filtered("small_", arg) for arg in node.args]
         for keyword in node.kwargs:
             keyword.value = _filtered("small_", keyword.value)
+        if node.node is not None and node.name in _MULTIPLIERS:
+            node.node = nodes.Filter(
+                node.node,
+                "product_",
+                node.args,
+                node.kwargs,
+                None,
+                None,
+                lineno=node.lineno,
+                environment=node.environment,
+            )
         if node.node is not None:
             node.node = _filtered("tame_" if node.name == "format" else "weighed_", node.node)
         return node
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _filtered("weighed_", node.expr)
+        return node
+
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
+        node.nodes = [_filtered("weighed_", part) for part in node.nodes]
         return _filtered("weighed_", node)
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802

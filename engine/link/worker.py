@@ -11,6 +11,7 @@ by `Shutdown`. If any of its threads fails, the process ends rather than limp; t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import queue
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if __name__ == "__main__":
@@ -214,6 +216,9 @@ def _bind_to_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(EXIT_OK)
+    # When memory runs out, the child is the one to go: the bot keeps its webhooks and starts another.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

@@ -22,6 +22,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from engine.errors import EngineError
@@ -32,11 +33,13 @@ MAX_STEPS = 100_000
 STEPS_PER_MESSAGE = 1_000
 MAX_VALUE_CHARS = 16 * 1024 * 1024
 MAX_NUMBER = 100_000
+MAX_INDENT = 64
 # Texts that are replaced, joined, indented or wrapped: length times argument, which no honest template comes near.
 MAX_PRODUCT = 256 * 1024 * 1024
 _MULTIPLIERS = frozenset({"replace", "join", "expandtabs", "indent", "wordwrap"})
 _REFUSED_METHODS = frozenset({"translate"})
-_ITEM_CHARS = 2
+_ITEM_CHARS = 32
+_SMALL_ITEMS, _MAX_WALKED = 64, 32
 _END = object()
 _HUGE_WIDTH = re.compile(r"\d{5,}|\*")
 # What a template can raise: its own complaint, a mistake of its author, or one of our bounds.
@@ -79,6 +82,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             finalize=self._weighed,
         )
         self.steps_left = 0
+        # By id; what is in it is kept alive, so that no other value can have the id. Lists cannot change in this sandbox.
+        self._walked: dict[int, tuple[Any, int]] = {}
         self.filters.update(
             tojson=_to_json,
             counted_=self._counted,
@@ -87,6 +92,10 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             product_=_check_product,
             tame_=_tame,
         )
+
+    def forget_walked(self) -> None:
+        """Before a rendering: the values of the last one are gone."""
+        self._walked.clear()
 
     def spend(self, n_steps: int) -> None:
         self.steps_left -= n_steps
@@ -125,7 +134,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             _refuse("it repeats a text too often")
         if operator == "**" and (not isinstance(right, int) or abs(right) > 64):
             _refuse("it computes a huge power")
-        return _small(super().call_binop(context, operator, left, right))
+        return self._light(super().call_binop(context, operator, left, right))
 
     def _counted(self, items: Any) -> list[Any]:
         listed = list(items)
@@ -134,8 +143,21 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _weighed(self, value: Any) -> Any:
         size = len(value) if isinstance(value, Sized) else 0
-        self.spend(1 + max(size, _n_items(value)) // 64)
+        if isinstance(value, list | tuple | dict | set | Namespace):
+            size = max(size, self._n_items(value))
+        if size > MAX_VALUE_CHARS:
+            _refuse("it makes a value that is too large")
+        self.spend(1 + size // 64)
         return value
+
+    def _n_items(self, value: Any) -> int:
+        """As below; the larger values are remembered, as a template looks at the conversation for every message of it."""
+        known = self._walked.pop(id(value), None) or (value, _n_items(value))
+        if known[1] > _SMALL_ITEMS:
+            self._walked[id(value)] = known
+            if len(self._walked) > _MAX_WALKED:
+                del self._walked[next(iter(self._walked))]
+        return known[1]
 
     def _light(self, value: Any) -> Any:
         """An argument: neither a huge number nor a huge value."""
@@ -174,6 +196,7 @@ class CompiledTemplate:
 
     def render(self, messages: Sequence[tuple[str, str]], *, add_generation_prompt: bool) -> str:
         """The prompt text of (role, content) pairs. Raises TemplateFault when the template refuses them."""
+        self._environment.forget_walked()
         self._environment.steps_left = MAX_STEPS + STEPS_PER_MESSAGE * len(messages)
         dicts = [{"role": role, "content": content} for role, content in messages]
         parts: list[str] = []
@@ -222,6 +245,8 @@ def _n_items(value: Any) -> int:
             inner.append(chain(item.keys(), item.values()))
         elif isinstance(item, list | tuple | set):
             inner.append(iter(item))
+        elif isinstance(item, Namespace):
+            inner.append(iter(object.__getattribute__(item, "_Namespace__attrs").values()))
     return n_items
 
 
@@ -251,6 +276,8 @@ def _to_json(  # the arguments are those of Hugging Face's filter
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(indent, int) and indent > MAX_INDENT:
+        _refuse("it pads a text too far")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

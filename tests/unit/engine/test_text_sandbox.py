@@ -78,6 +78,31 @@ def test_the_generation_prompt_is_asked_for():
             "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
             "too many steps|too large",
         ),
+        ("{% set a = 'a' * 100000 %}{{ ([a] * 100000)|string|length }}", "too large"),
+        ("{% set a = 'a' * 100000 %}{{ ([a] * 100000)|tojson|length }}", "too large"),
+        ("{% set a = 'a' * 100000 %}{{ [a] * 100000 }}", "too large"),
+        ("{% set a = 'a' * 100000 %}{{ ([a] * 100000) ~ 'x' }}", "too large"),
+        ("{% set a = 'a' * 100000 %}{{ ('%s' % [[a] * 100000])|length }}", "too large"),
+        ("{% set a = 'a' * 100000 %}{{ '{}'.format([a] * 100000)|length }}", "too large"),
+        ("{% set a = 'a' * 100000 %}{{ ([a] * 100000)|join('')|length }}", "too large"),
+        ("{% set a = 'a' * 100000 %}{{ a.join([a] * 100000)|length }}", "too large"),
+        ("{% set a = 'a' * 100000 %}{{ a|replace('a', 'b' * 100000)|length }}", "too large"),
+        ("{% set a = 'a' * 100000 %}{{ a.replace('a', 'b' * 100000)|length }}", "too large"),
+        (
+            "{% set a = 'a' * 100000 %}{{ a|wordwrap(1, wrapstring='x' * 100000)|length }}",
+            "too large",
+        ),
+        ("{{ ('\n' * 100000)|indent(100000, blank=true)|length }}", "too large"),
+        ("{{ ('\t' * 100000).expandtabs(100000)|length }}", "too large"),
+        ("{{ 'aa'.translate({97: 'b'}) }}", "translate"),
+        ("{{ ([[[1]]] * 50000)|tojson(indent=100000)|length }}", "too far"),
+        (
+            (
+                "{% set ns = namespace(a=[], b=[]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
+                "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}"
+            ),
+            "too large",
+        ),
         ("{% for x in [[1]] recursive %}{{ loop(x) }}{% endfor %}", "recursive"),
         ("{{ 'a' * 1000000000 }}", "too often"),
         ("{{ 1000000000 * [1] }}", "too often"),

@@ -43,6 +43,9 @@ MAX_TRIES = 6
 MAX_BACKOFF_S = 20.0
 READY_TIMEOUT_S = 600.0
 QUEUE_STATUS_AFTER_S = 1.0
+# With many turns held, telling each its place costs more than it tells: so much later per turn held (the sign of life
+# comes at once in any case).
+QUEUE_STATUS_PER_TURN_S = 0.03
 PREFILL_STATUS_AFTER_S = 5.0
 THINKING_STATUS_AFTER_S = 1.5
 LOADING_STATUS_AFTER_S = 1.0
@@ -202,7 +205,8 @@ class Generation:
         self._active.place = place
         text = place_in_line(self._context.settings.language, place)
         waited_s = self._context.clock.monotonic() - self._waiting_since
-        self._streamer.status(text, max(0.0, QUEUE_STATUS_AFTER_S - waited_s))
+        after_s = QUEUE_STATUS_AFTER_S + QUEUE_STATUS_PER_TURN_S * len(self._context.board)
+        self._streamer.status(text, max(0.0, after_s - waited_s))
 
     def _apply(self, event: Queued | Progress | Started | Delta) -> None:
         match event:

@@ -215,6 +215,7 @@ async def test_a_lost_lease_ends_the_work_without_showing_more(world, tools):
 
 
 async def test_a_turn_nobody_works_on_is_given_back(world, tools):
+    assert await world.answer(await world.say("first"))  # the claim made at start is over
     claim = world.store.claim
     lost = []
 

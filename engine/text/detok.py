@@ -33,9 +33,9 @@ class Utf8Stream:
         """Whether a character has begun and waits for its other bytes."""
         return bool(self._decoder.getstate()[0])
 
-    def finish(self) -> str:
-        """What is left: "" or one U+FFFD for a character that was never completed."""
-        return self._decoder.decode(b"", final=True)
+    def finish(self) -> None:
+        """Forget a character that was never completed: a reply cut at its length or stopped inside one ends before it."""
+        self._decoder.reset()
 
 
 class StopMatcher:

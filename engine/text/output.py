@@ -90,14 +90,12 @@ class ReplyText:
         """The reply is over: everything held back comes out. A second call gives nothing."""
         if self._stops.stopped:
             return _STOPPED
-        text = self._utf8.finish()
-        self._n_chars += len(text)
-        thinking, answer = self._splitter.push(text)
-        late_thinking, late_answer = self._splitter.finish()
-        visible = self._stops.push(answer + late_answer)
+        self._utf8.finish()
+        thinking, answer = self._splitter.finish()
+        visible = self._stops.push(answer)
         visible += self._stops.finish()
         self._n_visible += len(visible)
-        return Piece(visible, thinking + late_thinking, self._stops.stopped)
+        return Piece(visible, thinking, self._stops.stopped)
 
     @property
     def answer_start(self) -> int:

@@ -1,5 +1,5 @@
-"""llama.cpp through llama-cpp-python's low-level API. The only module that imports `llama_cpp`, with its
-helper `llamamemory`.
+"""llama.cpp through llama-cpp-python's low-level API. With its helpers `llamabatch`, `llamasampler` and `llamamemory` the only
+module that imports `llama_cpp`.
 
 Owns one model, one context, one batch, and the native log callback while it lives. Every call into the context comes from
 one thread; the vocabulary may be asked from any thread (llama.cpp only reads it).
@@ -15,10 +15,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import secrets
 from collections import deque
 from collections.abc import Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +37,9 @@ from engine.backends.base import (
     MemoryKind,
     Sampler,
 )
+from engine.backends.llamabatch import LlamaBatch
 from engine.backends.llamamemory import cache_bytes, on_host
+from engine.backends.llamasampler import LlamaSampler, build_sampler
 from engine.backends.memory import available_bytes, check_memory
 from engine.backends.modelfile import explain_context_failure, explain_load_failure, find_model
 from engine.config import EngineConfig
@@ -67,8 +67,6 @@ _NO_SLOT: Final = 1
 _DEBUG, _WARN, _CONTINUED = 1, 3, 5
 # The cache is shared (`kv_unified`), so llama.cpp takes all of it for one conversation's window, which is checked here.
 _HARMLESS: Final = re.compile(r"n_ctx_seq \(\d+\) > n_ctx_train \(\d+\)")
-# Below this, dividing by the temperature leaves the range of a float.
-_MIN_TEMPERATURE: Final = 1e-4
 # Reasoning tags that some models have as control tokens; their text must reach engine.text.
 _VISIBLE_CONTROL: Final = frozenset({"<think>", "</think>"})
 _HIDDEN_ATTRIBUTES: Final = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -106,18 +104,6 @@ class _NativeLog:
         llama.llama_log_set(llama_logger.llama_log_callback, ctypes.c_void_p(0))
 
 
-class _LlamaSampler:
-    """A sampler chain; owned by the job that asked for it."""
-
-    def __init__(self, chain: Any) -> None:
-        self.chain = chain
-
-    def close(self) -> None:
-        if self.chain is not None:
-            llama.llama_sampler_free(self.chain)
-            self.chain = None
-
-
 class LlamaBackend:
     """The Backend protocol over one llama.cpp context."""
 
@@ -136,7 +122,7 @@ class LlamaBackend:
         except BaseException:
             self.close()
             raise
-        self._batch = _Batch(self.n_batch)
+        self._batch = LlamaBatch(self.n_batch)
         self._read_vocabulary()
 
     def _load_model(self) -> None:
@@ -270,43 +256,7 @@ class LlamaBackend:
     # The loop.
 
     def new_sampler(self, sampling: Sampling, accepted: Sequence[int]) -> Sampler:
-        params = llama.llama_sampler_chain_default_params()
-        params.no_perf = True
-        sampler = _LlamaSampler(llama.llama_sampler_chain_init(params))
-        for link in self._links(sampling):
-            llama.llama_sampler_chain_add(sampler.chain, link)
-        for token in accepted:
-            llama.llama_sampler_accept(sampler.chain, token)
-        if sampling.seed is not None:
-            _draw(sampler.chain, len(accepted))
-        return sampler
-
-    def _links(self, sampling: Sampling) -> list[Any]:
-        """Penalties, then the cuts from coarse to fine, then temperature and chance. Values outside a domain disable."""
-        links = []
-        repeat = sampling.repeat_penalty if _within(sampling.repeat_penalty, 0.0, 100.0) else 1.0
-        frequency = sampling.frequency_penalty if isfinite(sampling.frequency_penalty) else 0.0
-        presence = sampling.presence_penalty if isfinite(sampling.presence_penalty) else 0.0
-        n_last = max(0, min(sampling.repeat_last_n, self.n_ctx_seq))
-        if n_last and (repeat != 1.0 or frequency or presence):
-            links.append(
-                llama.llama_sampler_init_penalties(
-                    self.n_vocab, n_last, repeat, frequency, presence
-                )
-            )
-        if not _within(sampling.temperature, _MIN_TEMPERATURE, 100.0):
-            return [*links, llama.llama_sampler_init_greedy()]
-        if 0 < sampling.top_k < self.n_vocab:
-            links.append(llama.llama_sampler_init_top_k(sampling.top_k))
-        if _within(sampling.top_p, 0.0, 1.0):
-            links.append(llama.llama_sampler_init_top_p(sampling.top_p, 1))
-        if _within(sampling.min_p, 0.0, 1.0):
-            links.append(llama.llama_sampler_init_min_p(sampling.min_p, 1))
-        if sampling.temperature != 1.0:
-            links.append(llama.llama_sampler_init_temp(sampling.temperature))
-        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed & 0xFFFFFFFF
-        links.append(llama.llama_sampler_init_dist(seed))
-        return links
+        return build_sampler(sampling, accepted, n_vocab=self.n_vocab, n_last_max=self.n_ctx_seq)
 
     def decode(self, parts: Sequence[BatchPart]) -> DecodeStatus:
         n_tokens = sum(len(part.tokens) for part in parts)
@@ -326,7 +276,7 @@ class LlamaBackend:
         return DecodeStatus.DONE
 
     def sample(self, part_index: int, sampler: Sampler) -> int:
-        if not isinstance(sampler, _LlamaSampler) or sampler.chain is None:
+        if not isinstance(sampler, LlamaSampler) or sampler.chain is None:
             raise ValueError("the sampler is closed or of another backend")
         row = self._batch.output_rows[part_index]
         token: int = llama.llama_sampler_sample(sampler.chain, self._context, row)
@@ -367,49 +317,6 @@ class LlamaBackend:
             self._native_log.close()
 
 
-class _Batch:
-    """Arrays for one `llama_batch`, filled anew for every step; owned by the backend."""
-
-    def __init__(self, n_max: int) -> None:
-        self._tokens = (llama.llama_token * n_max)()
-        self._positions = (llama.llama_pos * n_max)()
-        self._n_seq_ids = (ctypes.c_int32 * n_max)(*([1] * n_max))
-        self._seq_ids = (llama.llama_seq_id * n_max)()
-        pointer = ctypes.POINTER(llama.llama_seq_id)
-        size = ctypes.sizeof(llama.llama_seq_id)
-        start = ctypes.addressof(self._seq_ids)
-        self._seq_id_pointers = (pointer * n_max)(
-            *(ctypes.cast(start + size * i, pointer) for i in range(n_max))
-        )
-        self._outputs = (ctypes.c_int8 * n_max)()
-        # Per part: the row of its last token.
-        self.output_rows: list[int] = []
-
-    def fill(self, parts: Sequence[BatchPart]) -> Any:
-        """The batch for llama_decode; valid until the next call."""
-        at = 0
-        self.output_rows = []
-        for part in parts:
-            n = len(part.tokens)
-            end = at + n
-            self._tokens[at:end] = list(part.tokens)
-            self._positions[at:end] = range(part.start, part.start + n)
-            self._seq_ids[at:end] = [part.seq_id] * n
-            self._outputs[at:end] = [0] * n
-            self._outputs[end - 1] = part.wants_output
-            self.output_rows.append(end - 1)
-            at = end
-        return llama.llama_batch(
-            at,
-            self._tokens,
-            None,
-            self._positions,
-            self._n_seq_ids,
-            self._seq_id_pointers,
-            self._outputs,
-        )
-
-
 def n_sequences(config: EngineConfig) -> int:
     """Sequences in the context: one per reply, and some more for conversations and prefixes that are kept."""
     n_kept = min(max(3 * config.n_parallel, 8), 16)
@@ -425,23 +332,6 @@ def usable_cores() -> int:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list")
         cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
     return max(1, len(cores))
-
-
-def _draw(chain: Any, n_times: int) -> None:
-    """Let chance go on by `n_times` tokens, so that a resumed reply continues the stream of its seed.
-
-    The last link (dist) draws exactly once per token, also of a single candidate (llama-sampler.cpp, llama_sampler_dist_apply).
-    """
-    last = llama.llama_sampler_chain_get(chain, llama.llama_sampler_chain_n(chain) - 1)
-    one = (llama.llama_token_data * 1)()
-    candidates = llama.llama_token_data_array(data=one, size=1, selected=-1, sorted=False)
-    for _ in range(n_times):
-        llama.llama_sampler_apply(last, ctypes.byref(candidates))
-
-
-def _within(value: float, low: float, high: float) -> bool:
-    """Strictly inside; False for NaN."""
-    return low < value < high
 
 
 def _check_cache_types(config: EngineConfig) -> None:

@@ -68,11 +68,11 @@ def demo_language(wanted: str) -> str:
 
 
 def demo_config(
-    options: DemoOptions, folder: Path, sandbox: SandboxConfig, api_base: str
+    options: DemoOptions, folder: Path, sandbox: SandboxConfig, api_base: str, port: int = 0
 ) -> Config:
     """A complete config for the demo: one Feishu bot whose platform is the sandbox."""
     data: dict[str, Any] = {
-        "server": {"port": 0},
+        "server": {"port": port},
         "log": {"level": "warning"},
         "storage": {"url": "sqlite:///demo.db"},
         "models": {"demo" if options.model == "demo" else "local": {"path": options.model}},
@@ -136,16 +136,18 @@ async def _run_in(options: DemoOptions, folder: Path, port: int) -> None:
     stop = stop_on_signals()
     sandbox = FeishuSandbox(settings)
     build_stage(sandbox)
+    service_port = choose_port(0)
+    # Known before the page is: a question typed in that moment is delivered again by Feishu's own ladder.
+    sandbox.subscribe(f"http://127.0.0.1:{service_port}/webhook/{BOT_NAME}")
     try:
         await sandbox.start("127.0.0.1", port)
-        config = demo_config(options, folder, settings, sandbox.base_url)
+        config = demo_config(options, folder, settings, sandbox.base_url, service_port)
         set_up_logging(config)
         hearth = Hearth(config)
         await hearth.start()
         try:
             if hearth.web is None:
                 raise ConfigError("the demo needs the web server")
-            sandbox.subscribe(f"{hearth.web.url}/webhook/{BOT_NAME}")
             await sandbox.url_check()
             _announce(sandbox.base_url, hearth.web.url)
             if options.open_browser:

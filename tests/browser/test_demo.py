@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
@@ -36,7 +35,7 @@ async def address(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
         )  # fmt: skip
         url = f"http://127.0.0.1:{port}"
         try:
-            await _answers(url, process)
+            await _announced(folder / "demo.log", process)
             yield url
         finally:
             process.terminate()
@@ -46,18 +45,13 @@ async def address(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
     assert "Traceback" not in text, text[-3000:]
 
 
-async def _answers(url: str, process: asyncio.subprocess.Process) -> None:
-    async with aiohttp.ClientSession() as session:
-        for _ in range(600):
-            assert process.returncode is None, "the demo ended at once"
-            try:
-                async with session.get(f"{url}/sandbox/state") as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.1)
-    raise AssertionError("the demo's page does not come up")
+async def _announced(log: Path, process: asyncio.subprocess.Process) -> None:
+    for _ in range(600):
+        assert process.returncode is None, "the demo ended at once"
+        if "and ask the bot something" in log.read_text(errors="replace"):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("the demo does not come up")
 
 
 async def ask(page: Page, text: str) -> None:

@@ -50,7 +50,7 @@ def reply(
         id=request_id,
         prompt_tokens=tokens,
         generated_tokens=generated,
-        max_new_tokens=24,
+        max_new_tokens=64,
         sampling=Sampling(temperature=0.0),
         cache_key="talk",
         scope="s",
@@ -76,15 +76,17 @@ async def test_a_reply_survives_the_death_of_the_child(engine: EngineProcess) ->
     whole = [event async for event in engine.submit(reply("whole", rendered.token_ids))]
     assert isinstance(whole[-1], Finished)
     assert whole[-1].usage.n_prompt == rendered.n_tokens
-    assert len(ids_of(whole)) == 24
+    assert len(ids_of(whole)) >= 24
     assert text_of(whole).strip()
 
     pid = (await engine.stats()).child_pid
     first: list[EngineEvent] = []
+    killed = False
     async for event in engine.submit(reply("first", rendered.token_ids)):
         first.append(event)
-        if len(ids_of(first)) >= 6:
+        if len(ids_of(first)) >= 6 and not killed:  # what was sent before still arrives
             os.kill(pid, signal.SIGKILL)
+            killed = True
     assert isinstance(first[-1], Failed)
     assert first[-1].code is FailureCode.ENGINE_DIED
     shown = ids_of(first)

@@ -1,7 +1,7 @@
 """What the service needs from the store. `bot.store.Store` implements it; every method is one transaction.
 
-Writers are grouped: calls that wait at the same moment share one commit (and one fsync), each in its own savepoint, so
-that one failure does not undo its neighbours. A method returns only after the commit.
+Writers are grouped: calls that wait at the same moment share one commit (and one fsync); one failure does not
+undo its neighbours. A method returns only after the commit.
 """
 
 from __future__ import annotations

@@ -48,8 +48,3 @@ class Tokens:
             raise ApiError(99991671)
         if self._expires.get(token, 0.0) <= self._config.clock():
             raise ApiError(99991663)
-
-    def revoke_all(self) -> None:
-        """As when the app's secret is reset: every token is dead at once."""
-        self._expires.clear()
-        self._newest = ""

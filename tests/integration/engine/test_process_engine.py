@@ -23,12 +23,12 @@ from engine.link.watch import Supervision
 from engine.types import (
     Delta,
     EngineEvent,
-    EngineRequest,
     EngineState,
     Failed,
     FailureCode,
     Finished,
 )
+from tests.support.processkit import ask, events_of, ids_of
 
 ROOT = Path(__file__).resolve().parents[3]
 Make = Callable[..., EngineProcess]
@@ -55,22 +55,6 @@ async def ready(make: Make, rules: Supervision | None = None, **changes: Any) ->
     await engine.start()
     await engine.wait_ready(20.0)
     return engine
-
-
-def ask(request_id: str, n_tokens: int = 5, **changes: Any) -> EngineRequest:
-    fields: dict[str, Any] = {"prompt_tokens": tuple(range(10, 30)), "max_new_tokens": n_tokens}
-    return EngineRequest(id=request_id, **fields | changes)
-
-
-async def events_of(engine: EngineProcess, request: EngineRequest) -> list[EngineEvent]:
-    events = [event async for event in engine.submit(request)]
-    assert [e for e in events if isinstance(e, Finished | Failed)] == events[-1:]
-    assert {event.request_id for event in events} == {request.id}
-    return events
-
-
-def ids_of(events: list[EngineEvent]) -> list[int]:
-    return [i for event in events if isinstance(event, Delta) for i in event.token_ids]
 
 
 async def pid_of(engine: EngineProcess) -> int:

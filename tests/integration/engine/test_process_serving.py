@@ -16,13 +16,13 @@ from engine.types import (
     ChatMessage,
     Delta,
     EngineEvent,
-    EngineRequest,
     Failed,
     FailureCode,
     Finished,
     FinishReason,
     Role,
 )
+from tests.support.processkit import ask, events_of, ids_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,22 +47,6 @@ async def fast() -> AsyncIterator[EngineProcess]:
     engine = await started()
     yield engine
     await engine.close()
-
-
-def ask(request_id: str, n_tokens: int = 5, **changes: Any) -> EngineRequest:
-    fields: dict[str, Any] = {"prompt_tokens": tuple(range(10, 30)), "max_new_tokens": n_tokens}
-    return EngineRequest(id=request_id, **fields | changes)
-
-
-async def events_of(engine: EngineProcess, request: EngineRequest) -> list[EngineEvent]:
-    events = [event async for event in engine.submit(request)]
-    assert [e for e in events if isinstance(e, Finished | Failed)] == events[-1:]
-    assert {event.request_id for event in events} == {request.id}
-    return events
-
-
-def ids_of(events: list[EngineEvent]) -> list[int]:
-    return [i for event in events if isinstance(event, Delta) for i in event.token_ids]
 
 
 async def test_two_hundred_at_once(fast: EngineProcess) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the command line."""
-    from bot.cli import run
+    try:
+        # Seconds on a busy machine, and Ctrl-C may come in any of them.
+        from bot.cli import run
 
-    run()
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -16,57 +16,29 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from bot.budgets import FileBudgets
-from bot.config import Config, LlamaModelConfig, ModelConfig
+from bot.config import Config
+from bot.config_engine import engine_settings
 from bot.engine_metrics import EngineMetrics
 from bot.errors import ConfigError
+from bot.machine_metrics import MachineMetrics
 from bot.platforms.base import PlatformAdapter
-from bot.platforms.feishu import open_adapter
 from bot.platforms.http import SharedHttp
+from bot.platforms.opening import open_adapter
 from bot.service.app import Service
 from bot.store import Store
 from bot.web.openai_api import OpenAIApi
 from bot.web.ops import OpsHandler
 from bot.web.server import WebServer, build_app
 from bot.web.webhook import WebhookHandler
-from engine.client import open_engine
-from engine.config import EngineConfig, OpenAISettings
+from engine.client import EngineProcess, open_engine
 from engine.face import Engine
+from engine.machine.margins import Surroundings
+from engine.machine.watch import MachineWatch
 from engine.types import EngineState
+from engine.vram.auto import PlanListener
+from engine.vram.claims import Claims
 
 log = structlog.get_logger()
-
-
-def engine_settings(name: str, model: ModelConfig, config: Config) -> EngineConfig | OpenAISettings:
-    """A [models.*] table as the engine wants it."""
-    if isinstance(model, LlamaModelConfig):
-        return EngineConfig(
-            name=name,
-            backend=model.backend,
-            path=model.path if model.path == "demo" else str(config.path(model.path)),
-            n_ctx=model.n_ctx,
-            n_parallel=model.n_parallel,
-            kv_cells=0 if model.kv_tokens == "auto" else model.kv_tokens,
-            n_batch=model.n_batch,
-            n_ubatch=min(model.n_batch, 512),
-            n_threads=model.n_threads,
-            n_gpu_layers=model.n_gpu_layers,
-            cache_type_k=model.cache_type_k,
-            cache_type_v=model.cache_type_v,
-            flash_attention=model.flash_attention,
-            use_mmap=model.use_mmap,
-            max_waiting=model.max_waiting,
-            max_waiting_per_owner=model.max_waiting_per_person,
-            fake=dict(model.fake),
-        )
-    return OpenAISettings(
-        name=name,
-        base_url=model.base_url,
-        model=model.model,
-        n_ctx=model.n_ctx,
-        api_key=model.api_key.get_secret_value(),
-        n_parallel=model.n_parallel,
-        timeout_s=model.timeout_s,
-    )
 
 
 def store_url(config: Config) -> str:
@@ -90,7 +62,11 @@ class Hearth:
     """A running Hearth. `start` opens everything in order; `close` ends it in reverse, letting replies reach a safe point."""
 
     def __init__(
-        self, config: Config, *, extra_adapters: Mapping[str, PlatformAdapter] | None = None
+        self,
+        config: Config,
+        *,
+        extra_adapters: Mapping[str, PlatformAdapter] | None = None,
+        on_plan: PlanListener | None = None,
     ) -> None:
         self.config = config
         self.registry = CollectorRegistry()
@@ -101,8 +77,13 @@ class Hearth:
             dedupe_hours=config.storage.dedupe_hours,
             backups=config.storage.backups,
         )
+        claims = Claims()
+        margins = config.watch.margins
+        self.watch = MachineWatch(margins, self._children, every_s=config.watch.every_s)
+        self.registry.register(MachineMetrics(self.watch))
+        machine = Surroundings(lambda: self.watch.latest, margins)
         self.engines: dict[str, Engine] = {
-            name: open_engine(engine_settings(name, model, config))
+            name: open_engine(engine_settings(name, model, config), claims, on_plan, machine)
             for name, model in config.models.items()
         }
         self.http = SharedHttp()
@@ -126,6 +107,8 @@ class Hearth:
         for engine in self.engines.values():
             self._stack.push_async_callback(engine.close)
             await engine.start()
+        self.watch.start()
+        self._stack.push_async_callback(self.watch.close)
         await self.http.start()
         self._stack.push_async_callback(self.http.close)
         budgets = FileBudgets(state_folder(self.config))
@@ -138,7 +121,12 @@ class Hearth:
             self._stack.push_async_callback(adapter.close)
             await adapter.start()
         service = Service(
-            self.config, self.store, self.adapters, self.engines, registry=self.registry
+            self.config,
+            self.store,
+            self.adapters,
+            self.engines,
+            registry=self.registry,
+            machine=self.watch,
         )
         self.service = service
         self._stack.push_async_callback(service.close, self.config.server.shutdown_s)
@@ -168,15 +156,30 @@ class Hearth:
             models[name] = {"state": stats.state.value, "restarts": stats.n_restarts}
             if stats.detail:
                 models[name]["detail"] = stats.detail
+            if stats.step_back:
+                models[name]["step_back"] = stats.step_back
+            if stats.lacks:
+                models[name]["lacks"] = stats.lacks
+            if stats.plan:
+                models[name]["plan"] = stats.plan
             ready = ready and stats.state is EngineState.READY
-        bots = {name: dict(adapter.health()) for name, adapter in self.adapters.items()}
+        bots = {name: dict(self._health(adapter)) for name, adapter in self.adapters.items()}
         facts = {
             "models": models,
             "bots": bots,
+            "machine": [alarm.sentence for alarm in self.watch.alarms],
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "now": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         return ready, facts
+
+    def _children(self) -> dict[str, int]:
+        """The engine children of the moment."""
+        local = {n: e.child_pid for n, e in self.engines.items() if isinstance(e, EngineProcess)}
+        return {name: pid for name, pid in local.items() if pid}
+
+    def _health(self, adapter: PlatformAdapter) -> Mapping[str, str]:
+        return adapter.health() if self.service is None else self.service.leading.health(adapter)
 
     async def _refresh_metrics(self) -> None:
         stats = {name: await engine.stats() for name, engine in self.engines.items()}

@@ -16,6 +16,8 @@ _GAUGES = {
     "n_sequences_kept": ("hearth_engine_sequences_kept", "Conversations whose KV is kept."),
     "kv_cells_used": ("hearth_engine_kv_cells_used", "KV cells in use, in tokens."),
     "kv_cells_total": ("hearth_engine_kv_cells", "KV cells in all, in tokens."),
+    "kv_ram_bytes": ("hearth_engine_kv_ram_bytes", "KV of idle conversations in RAM."),
+    "kv_disk_bytes": ("hearth_engine_kv_disk_bytes", "KV of idle conversations on disk."),
     "rss_bytes": ("hearth_engine_rss_bytes", "Resident memory of the engine child."),
 }
 _COUNTERS = {
@@ -25,6 +27,20 @@ _COUNTERS = {
         "Prompt tokens that were really put into llama_decode (since the child started).",
     ),
     "decoded_generated_tokens_total": ("engine_decoded_generated_tokens", "Generated tokens."),
+    "drafted_tokens_total": (
+        "engine_drafted_tokens",
+        "Tokens of replies that were guessed from earlier text and computed.",
+    ),
+    "accepted_tokens_total": (
+        "engine_accepted_tokens",
+        "Guessed tokens that were what the model chose (generated tokens, too).",
+    ),
+    "kv_saved_tokens_total": ("engine_kv_saved_tokens", "Tokens whose KV was stored."),
+    "kv_saved_bytes_total": ("engine_kv_saved_bytes", "Bytes of KV that were stored."),
+    "kv_restored_tokens_total": (
+        "engine_kv_restored_tokens",
+        "Tokens whose KV came back from RAM or disk instead of being computed.",
+    ),
     "steps_total": ("engine_steps", "Decode steps."),
     "step_decode_s": ("engine_step_decode_seconds", "Time inside llama_decode."),
     "step_python_s": ("engine_step_python_seconds", "Time of a step outside llama_decode."),

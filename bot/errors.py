@@ -3,11 +3,13 @@
 HearthError
 ├── ConfigError          the config file or environment is wrong: say it in one line, exit
 ├── StoreError           the database could not do it: nothing of the call is stored; say so, go on
+├── HubError             a model could not be fetched: say it in one line; what came so far stays for the next try
 ├── Rejected             an inbound request is not genuine or not readable: answer `status`, do no work
 └── PlatformError        a call to a platform did not succeed
     ├── RetryLater       not done; the same call may be repeated after `after_s`
     ├── Ambiguous        it may or may not have been done (timeout, connection lost after sending)
     ├── FallBack         this way of answering does not work here; use the next simpler one
+    ├── TooLarge         a file is larger than may be fetched; nothing of it was kept
     ├── TargetGone       nobody is there to answer (recalled, left, dissolved): stay silent
     └── GiveUp           it cannot work: log for the admin, stop
 """
@@ -29,6 +31,10 @@ class StoreError(HearthError):
     Nothing of the failed call is stored, with one exception: when a PostgreSQL connection is lost in the very moment of
     the commit, it may have been.
     """
+
+
+class HubError(HearthError):
+    """A model could not be fetched from its hub, or not as it should be."""
 
 
 class Rejected(HearthError):
@@ -62,6 +68,10 @@ class Ambiguous(PlatformError):
 
 class FallBack(PlatformError):
     """This way of answering does not work for this message; the next simpler one may."""
+
+
+class TooLarge(PlatformError):
+    """A file is larger than the caller wants to have; nothing of it was kept."""
 
 
 class TargetGone(PlatformError):

@@ -1,9 +1,10 @@
 """Set up Hearth's virtual environment: `make setup`. Needs only Python >= 3.11 with venv, and a C++ compiler.
 
 Standard library only: this runs before anything is installed. It bootstraps uv into `.venv`, then lets uv install the
-locked packages. llama-cpp-python is compiled from its sdist; the wheel goes to uv's cache under a key made of this CPU's
-instruction set and the build options, so a second clone on the same kind of machine takes seconds, and a cache copied to
-an older CPU is not used there (it would die of SIGILL).
+locked packages. llama-cpp-python is compiled from its sdist (deploy/wheel.py); the wheel is kept under a key made of this
+CPU's instruction set and the build options, so a second clone on the same kind of machine takes seconds, and a cache copied
+to an older CPU is not used there (it would die of SIGILL). `GPU=cuda`, `vulkan` or `cuda,vulkan` in the environment asks for a
+build that drives a card; this clone keeps to it until `GPU=none`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,40 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
+from typing import IO, NoReturn
+
+import gpu
+import waiting
+import wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+LOCK = ROOT / "uv.lock"
 UV_VERSION = "0.13.9"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hearth"
+# What this clone was last built for: the definitions for CMake, so that later runs need not look for cards again.
+CHOICE = VENV / ".hearth-gpu"
+
+
+def cache_folder() -> Path:
+    """Where compiled wheels are kept: the user's cache folder, or one in this clone where that cannot be written."""
+    own = ROOT / ".hearth" / "cache"
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hearth"
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    except (RuntimeError, OSError):  # nobody says where the home is, or it may not be looked into
+        return own
+    return folder if os.access(nearest, os.W_OK | os.X_OK) else own
+
+
+CACHE = cache_folder()
 # Objects that Ninja compiles with deploy/build/llama.cmake on a CPU-only build; only the progress line uses it.
 CPU_BUILD_OBJECTS = 84
 # Virtual machines announce AMX that their host does not carry: such a build dies of SIGILL at the first decode.
@@ -43,7 +65,7 @@ def say(text: str) -> None:
     print(f"[setup] {text}", flush=True)
 
 
-def fail(text: str) -> None:
+def fail(text: str) -> NoReturn:
     sys.exit(f"[setup] {text}")
 
 
@@ -59,7 +81,10 @@ def check_prerequisites() -> None:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
     except ImportError:
-        fail("Python's venv module is missing. On Debian or Ubuntu: sudo apt install python3-venv")
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        fail(
+            f"Python's venv module is missing. On Debian or Ubuntu: sudo apt install python{version}-venv"
+        )
     compiler = os.environ.get("CXX") or next(
         (c for c in ("c++", "g++", "clang++") if shutil.which(c)), None
     )
@@ -69,7 +94,22 @@ def check_prerequisites() -> None:
         )
 
 
-def cpu_key() -> str:
+def gpu_defines() -> dict[str, str]:
+    """CMake's definitions for the GPU that was asked for, or that this clone was built for before."""
+    asked = os.environ.get("GPU", "")
+    if not asked:
+        return json.loads(CHOICE.read_text()) if CHOICE.exists() else {}
+    try:
+        kinds = gpu.parse(asked)
+    except ValueError as error:
+        fail(str(error))
+    machine = gpu.Machine()
+    if lacking := gpu.missing(kinds, machine):
+        fail(lacking)
+    return gpu.defines(kinds, machine)
+
+
+def build_key(for_gpu: dict[str, str]) -> str:
     """A short key of this CPU's instruction set and of the options that change the build."""
     flags = ""
     with contextlib.suppress(OSError):
@@ -77,9 +117,8 @@ def cpu_key() -> str:
             if line.startswith(("flags", "Features")):
                 flags = " ".join(sorted(line.split(":", 1)[1].split()))
                 break
-    text = "|".join(
-        [platform.machine(), flags, os.environ.get("CMAKE_ARGS", ""), os.environ.get("CXX", "")]
-    )
+    parts = [platform.machine(), flags, os.environ.get("CMAKE_ARGS", ""), os.environ.get("CXX", "")]
+    text = "|".join([*parts, *(f"{name}={value}" for name, value in sorted(for_gpu.items()))])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -93,35 +132,36 @@ def compiler_flags() -> str:
     return WITHOUT_AMX if known else ""
 
 
+def is_whole() -> bool:
+    """Whether `.venv` was made for this folder, which may have been moved since, and to its end."""
+    python, settings = VENV / "bin" / "python", VENV / "pyvenv.cfg"
+    if not python.exists() or not settings.exists() or f" {VENV}\n" not in settings.read_text():
+        return False
+    return subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0  # fmt: skip
+
+
 def bootstrap_uv() -> Path:
     """Create `.venv` and put uv into it. Returns uv's path."""
-    uv = VENV / "bin" / "uv"
-    if not (VENV / "bin" / "python").exists():
-        say(f"creating {VENV} with Python {platform.python_version()}")
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+    uv, python = VENV / "bin" / "uv", VENV / "bin" / "python"
+    if not is_whole():
+        what = f"creating {VENV} with Python {platform.python_version()}"
+        # Its output is kept back: interrupted, it ends with a traceback.
+        run([sys.executable, "-m", "venv", "--clear", str(VENV)], f"{VENV} could not be made", what)
     have = (
         subprocess.run([str(uv), "--version"], capture_output=True, text=True, check=False).stdout
         if uv.exists()
         else ""
     )
     if UV_VERSION not in have:
-        say(f"installing uv {UV_VERSION}")
-        pip = [
-            str(VENV / "bin" / "python"),
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "install",
-            "-q",
-        ]
-        subprocess.run([*pip, f"uv=={UV_VERSION}"], check=True)
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        run([*pip, f"uv=={UV_VERSION}"], f"uv {UV_VERSION} could not be installed", f"installing uv {UV_VERSION}")  # fmt: skip
     return uv
 
 
-def build_settings(key: str) -> tuple[dict[str, str], Path]:
-    """uv's config settings for llama-cpp-python, and the folder in which its objects appear.
+def build_settings(key: str, for_gpu: dict[str, str]) -> tuple[dict[str, str], Path]:
+    """The build's config settings for llama-cpp-python, and the folder in which its objects appear.
 
-    The CMake file is copied to a path that does not depend on the clone, since uv's cache key contains these settings.
+    The CMake file is copied to a path that does not depend on the clone, since the wheel's key contains these settings.
     """
     source = (ROOT / "deploy" / "build" / "llama.cmake").read_bytes()
     include = CACHE / f"llama-{hashlib.sha256(source).hexdigest()[:12]}.cmake"
@@ -131,7 +171,7 @@ def build_settings(key: str) -> tuple[dict[str, str], Path]:
         partial.write_bytes(source)
         partial.replace(include)
     build_dir = CACHE / "build" / key
-    settings = {f"cmake.define.{name}": value for name, value in CMAKE_DEFINES.items()}
+    settings = {f"cmake.define.{name}": value for name, value in (CMAKE_DEFINES | for_gpu).items()}
     settings["cmake.define.CMAKE_PROJECT_llama_cpp_INCLUDE"] = str(include)
     settings["cmake.define.HEARTH_CPU"] = key
     if flags := compiler_flags():
@@ -141,49 +181,15 @@ def build_settings(key: str) -> tuple[dict[str, str], Path]:
     return settings, build_dir
 
 
-class Progress(threading.Thread):
-    """Prints how far the llama.cpp build is, by counting its object files, with an estimate of what is left."""
-
-    def __init__(self, build_dir: Path) -> None:
-        super().__init__(daemon=True)
-        self.build_dir = build_dir
-        self.over = threading.Event()
-        self.built_s = 0.0
-
-    def run(self) -> None:
-        started, last_line = None, 0.0
-        while not self.over.wait(1):
-            done = sum(1 for _ in self.build_dir.rglob("*.o")) if self.build_dir.exists() else 0
-            if not done:
-                continue
-            started = started or time.monotonic()
-            elapsed = self.built_s = time.monotonic() - started
-            total = max(CPU_BUILD_OBJECTS, done + 1)
-            left = elapsed / done * (total - done)
-            if time.monotonic() - last_line >= (2 if sys.stdout.isatty() else 20):
-                last_line = time.monotonic()
-                end = "\r" if sys.stdout.isatty() else "\n"
-                bar = "#" * (30 * done // total)
-                print(
-                    f"[setup] building llama.cpp [{bar:<30}] {done}/{total}  {elapsed:4.0f} s, about {left:.0f} s left   ",
-                    end=end,
-                    flush=True,
-                )
+def n_objects(for_gpu: dict[str, str]) -> int:
+    """About how many object files a build makes."""
+    more = sum(n for kind, n in gpu.MORE_OBJECTS.items() if f"GGML_{kind.upper()}" in for_gpu)
+    return CPU_BUILD_OBJECTS + more
 
 
-def install(uv: Path) -> None:
-    key = cpu_key()
-    settings, build_dir = build_settings(key)
-    command = [
-        str(uv),
-        "sync",
-        "--locked",
-        "--python",
-        str(VENV / "bin" / "python"),
-        "--no-progress",
-    ]
-    for name, value in settings.items():
-        command += ["--config-settings-package", f"llama-cpp-python:{name}={value}"]
+def install(uv: Path, for_gpu: dict[str, str]) -> None:
+    """The locked packages, and llama-cpp-python as it was built here for these options."""
+    python = VENV / "bin" / "python"
     environment = {
         **os.environ,
         "VIRTUAL_ENV": str(VENV),
@@ -191,46 +197,107 @@ def install(uv: Path) -> None:
         "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL")
         or str(os.cpu_count() or 2),
     }
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "setup.lock").open("w") as lock:
-        fcntl.flock(
-            lock, fcntl.LOCK_EX
-        )  # two clones at once share one build instead of fighting over its folder
-        shutil.rmtree(build_dir, ignore_errors=True)
-        say(
-            "installing packages; the first time on this machine llama.cpp is compiled (3 to 9 minutes), later it is reused"
-        )
-        progress = Progress(build_dir)
-        progress.start()
-        result = subprocess.run(
+    if CACHE.is_relative_to(ROOT):
+        say(f"your cache folder cannot be written: what is compiled and fetched is kept in {CACHE}")
+        environment["UV_CACHE_DIR"] = str(CACHE / "uv")
+    built = llama_wheel(python, for_gpu, environment)
+    sync = [str(uv), "sync", "--locked", "--python", str(python), "--no-progress"]
+    failed = "uv could not install the packages"
+    run([*sync, "--no-install-package", wheel.PACKAGE], failed, "installing packages", environment)
+    # Without the project's settings, which ask for a source distribution.
+    add = [
+        str(uv),
+        "pip",
+        "install",
+        "--no-config",
+        "--python",
+        str(python),
+        "--no-deps",
+        "--no-index",
+    ]
+    add += ["--reinstall-package", wheel.PACKAGE, "--find-links", str(built.parent)]
+    run([*add, f"{wheel.PACKAGE}=={wheel.locked(LOCK)[0]}"], failed, environment=environment)
+
+
+def run(
+    command: list[str], failed: str, what: str = "", environment: dict[str, str] | None = None
+) -> None:
+    """Run a step; say `what` it is, then that it still runs, and what `failed` with the end of its output."""
+    if what:
+        say(what)
+    with waiting.Waiting(what) if what else contextlib.nullcontext():
+        done = subprocess.run(
             command, env=environment, cwd=ROOT, check=False, capture_output=True, text=True
         )
-        progress.over.set()
-        progress.join()
-        shutil.rmtree(build_dir, ignore_errors=True)
-    if result.returncode:
+    check(done, failed)
+
+
+def check(done: subprocess.CompletedProcess[str], what: str) -> None:
+    """Stop with the end of its output where a step failed."""
+    if done.returncode:
         log = CACHE / "setup-error.log"
-        log.write_text(result.stdout + result.stderr)
-        tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-25:])
-        fail(f"uv could not install the packages; the whole output is in {log}, its end:\n{tail}")
-    if progress.built_s:
-        say(f"llama.cpp built in {progress.built_s:.0f} s")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(done.stdout + done.stderr)
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-25:])
+        fail(f"{what}; the whole output is in {log}, its end:\n{tail}")
+
+
+def wait_for(lock: IO[str]) -> None:
+    """Lock the file; while somebody else has it, say that this is waited for."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        what = "waiting for another setup on this machine, which compiles llama.cpp"
+        say(what)
+        with waiting.Waiting(what):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def llama_wheel(python: Path, for_gpu: dict[str, str], environment: dict[str, str]) -> Path:
+    """The wheel for these options; compiled now if this machine has none. Two clones at once share one build."""
+    settings, build_dir = build_settings(build_key(for_gpu), for_gpu)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "setup.lock").open("w") as lock:
+        wait_for(lock)
+        place, found = wheel.kept_wheel(CACHE / "wheels", LOCK, settings)
+        if found:
+            return found
+        say("compiling llama.cpp, once on this machine (3 to 9 minutes, longer for a GPU)")
+        shutil.rmtree(build_dir, ignore_errors=True)
+        began = time.monotonic()
+        try:
+            with waiting.Compiling(build_dir, n_objects(for_gpu)):
+                done = wheel.build(python, place, LOCK, settings, environment)
+        finally:
+            shutil.rmtree(build_dir, ignore_errors=True)
+        check(done, "llama.cpp could not be compiled")
+        say(f"llama.cpp compiled in {time.monotonic() - began:.0f} s")
+        _, found = wheel.kept_wheel(CACHE / "wheels", LOCK, settings)
+    if found is None:
+        fail("pip said that it built llama-cpp-python, and there is no wheel")
+    return found
 
 
 def main() -> None:
     stamp = VENV / ".hearth-setup"
     lock_bytes = (
-        (ROOT / "uv.lock").read_bytes()
+        LOCK.read_bytes()
         + (ROOT / "pyproject.toml").read_bytes()
         + Path(__file__).read_bytes()
+        + Path(gpu.__file__).read_bytes()
+        + Path(wheel.__file__).read_bytes()
+        + Path(waiting.__file__).read_bytes()
     )
-    wanted = hashlib.sha256(lock_bytes).hexdigest() + " " + cpu_key()
+    for_gpu = gpu_defines()
+    # A virtual environment knows its own path: in a folder that was moved, its programs do not start.
+    wanted = f"{hashlib.sha256(lock_bytes).hexdigest()} {build_key(for_gpu)} {VENV}"
     if stamp.exists() and stamp.read_text() == wanted and "--force" not in sys.argv:
         return
     started = time.monotonic()
     check_prerequisites()
     uv = bootstrap_uv()
-    install(uv)
+    install(uv, for_gpu)
+    CHOICE.write_text(json.dumps(for_gpu))
     stamp.write_text(wanted)
     say(f"ready after {time.monotonic() - started:.0f} s")
 
@@ -240,5 +307,7 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         fail("stopped; run the same command again to go on")
-    except subprocess.CalledProcessError as error:
-        fail(f"this step failed with exit code {error.returncode}: {' '.join(map(str, error.cmd))}")
+    except OSError as error:
+        fail(
+            f"{error.filename or 'this machine'}: {error.strerror}; mend that and run the same command again"
+        )

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from engine.config import EngineConfig, OpenAISettings
-from engine.errors import EngineError, EngineUnavailable
+from engine.errors import EngineError, EngineUnavailable, TextRefused
 from engine.link import wire
+from engine.link.deadlytexts import DeadlyTexts
 from engine.link.inflight import Inflight
 from engine.link.limits import check_config
 from engine.link.supervisor import Supervisor
+from engine.link.suspects import Suspects, Verdict
 from engine.link.watch import Supervision
 from engine.types import (
     EngineEvent,
@@ -36,28 +39,51 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from engine.face import Engine
+    from engine.machine.margins import Surroundings
     from engine.types import ChatMessage
+    from engine.vram.auto import PlanListener
+    from engine.vram.claims import Claims
 
 T = TypeVar("T")
 
 
-def open_engine(config: EngineConfig | OpenAISettings) -> Engine:
-    """The engine for one entry of `[models.*]`; call `start` next, inside the event loop."""
+def open_engine(
+    config: EngineConfig | OpenAISettings,
+    claims: Claims | None = None,
+    on_plan: PlanListener | None = None,
+    surroundings: Surroundings | None = None,
+) -> Engine:
+    """The engine for one entry of `[models.*]`; call `start` next, inside the event loop.
+
+    `claims` is shared by all engines of a program, so that their plans know of each other; `on_plan` is told each plan.
+    `surroundings`: what a watch of the machine sees, so that the engine gives memory back when others take it.
+    """
     if isinstance(config, OpenAISettings):
         from engine.backends.openai import OpenAIEngine
 
         return OpenAIEngine(config)
-    return EngineProcess(config)
+    return EngineProcess(config, claims=claims, on_plan=on_plan, surroundings=surroundings)
 
 
 class EngineProcess:
     """A local model in a child process (see `engine.face.Engine`). Owner of everything here: the event loop it runs in."""
 
-    def __init__(self, config: EngineConfig, rules: Supervision | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        rules: Supervision | None = None,
+        *,
+        claims: Claims | None = None,
+        on_plan: PlanListener | None = None,
+        surroundings: Surroundings | None = None,
+    ) -> None:
         self._config = config
         self._rules = rules or Supervision()
-        self._supervisor = Supervisor(config, self._rules, self)
+        self._supervisor = Supervisor(config, self._rules, self, claims, on_plan, surroundings)
         self._inflight = Inflight()
+        self._suspects = Suspects(self._rules.max_deaths)
+        self._deadly = DeadlyTexts()
+        self._idle_since = time.monotonic()
         self._forgets: dict[str, None] = {}
         self._counters = EngineStats(state=EngineState.STARTING)
 
@@ -65,6 +91,12 @@ class EngineProcess:
     def info(self) -> ModelInfo | None:
         """What is loaded; None until it was ready once."""
         return self._supervisor.readiness.info
+
+    @property
+    def child_pid(self) -> int:
+        """Process id of the child; 0 = there is none now."""
+        child = self._supervisor.child
+        return child.pid if child else 0
 
     @property
     def child_output(self) -> tuple[str, ...]:
@@ -92,19 +124,27 @@ class EngineProcess:
         """Generate a reply; nothing is sent before the first event is asked for. Closing the iterator cancels.
 
         Without a ready child it fails at once with ENGINE_DIED and `retry_after_s`: retryable while one is on its way or
-        the engine is being closed, not so while the settings are wrong (FAILED).
+        the engine is being closed, not so while the settings are wrong (FAILED). What has killed the child again and again
+        fails with POISON instead.
         """
         child = self._supervisor.ready_child
         if child is None:
             yield self._not_ready(request.id)
             return
+        verdict = self._suspects.verdict(request)
+        if verdict is Verdict.POISON:
+            yield _poison(request.id)
+            return
         entry = self._inflight.open(request.id)
         if entry is None:
             yield _bad_request(request.id, "a request of this id is running already")
             return
+        alone = request.alone or verdict is Verdict.ALONE
+        sent = msgspec.structs.replace(request, id=entry.wire_id, alone=alone)
         try:
+            self._suspects.sent(sent)
             try:
-                child.send(wire.Submit(request=msgspec.structs.replace(request, id=entry.wire_id)))
+                child.send(wire.Submit(request=sent))
             except wire.WireError as error:
                 entry.mailbox.put(_bad_request(request.id, str(error)))
             ended = False
@@ -114,6 +154,8 @@ class EngineProcess:
                 yield event
         finally:
             self._inflight.close(entry)
+            self._suspects.left(entry.wire_id)
+            self._idle_since = time.monotonic()
             if not entry.mailbox.ended:
                 child.send(wire.Cancel(request_id=entry.wire_id))
 
@@ -127,7 +169,7 @@ class EngineProcess:
     async def warm(self, cache_key: str, scope: str, tokens: Sequence[int]) -> None:
         """Prefill a conversation in the background; a hint, so it is dropped while there is no ready child."""
         child = self._supervisor.ready_child
-        if child is not None:
+        if child is not None and not self._suspects.is_poisoned(cache_key):
             child.send(wire.Warm(cache_key=cache_key, scope=scope, tokens=tuple(tokens)))
 
     async def forget(self, cache_key: str) -> None:
@@ -151,6 +193,9 @@ class EngineProcess:
             n_restarts=self._supervisor.n_restarts,
             rss_bytes=child.rss_bytes if child else 0,
             child_pid=child.pid if child else 0,
+            step_back=self._supervisor.step_back,
+            lacks=self._supervisor.lacks,
+            plan=self._supervisor.plan,
         )
 
     async def count(self, text: str) -> int:
@@ -178,7 +223,12 @@ class EngineProcess:
 
         return await self._ask(question, Rendered, self._rules.answer_s)
 
-    # What the supervisor tells (`engine.link.supervisor.Listener`).
+    # What the supervisor asks and tells (`engine.link.supervisor.Listener`).
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when nobody waits for anything; None = somebody does."""
+        return self._idle_since if self._inflight.is_empty else None
 
     def on_ready(self) -> None:
         """A new child knows nothing of what was to be forgotten."""
@@ -201,14 +251,22 @@ class EngineProcess:
             case wire.Forgotten(cache_key=key):
                 self._forgets.pop(key, None)
             case _ if isinstance(report, wire.Event):
+                self._suspects.note(report)
                 self._inflight.deliver(report)
             case _:
                 raise wire.WireError(f"an unexpected {type(report).__name__}")
 
     def on_down(self, message: str, retry_after_s: float) -> None:
         """End whatever waits; counters count from the start of a child."""
+        self._suspects.gone()
+        self._deadly.gone()
         self._inflight.fail_all(message, retry_after_s)
         self._counters = EngineStats(state=EngineState.STARTING)
+
+    def on_death(self, *, blame: bool, healthy: bool) -> bool:
+        """Count it for those that were being computed or read."""
+        self._deadly.died(blame=blame)
+        return self._suspects.died(blame=blame, healthy=healthy)
 
     async def _ask(
         self, question: Callable[[int], wire.Command], kind: type[T], timeout_s: float
@@ -220,15 +278,21 @@ class EngineProcess:
             )
         seq, future = self._inflight.ask()
         try:
-            child.send(question(seq))
+            asked = question(seq)
+            if self._deadly.refuses(asked):
+                raise TextRefused("the engine died each time it read this text")
+            self._deadly.asked(seq, asked)
+            child.send(asked)
             async with asyncio.timeout(timeout_s):
                 answer = await future
+            self._deadly.answered(seq)
         except TimeoutError:
             raise EngineUnavailable(f"the engine did not answer within {timeout_s:.1f} s") from None
         except wire.WireError as error:
             raise EngineError(str(error)) from None
         finally:
             self._inflight.drop(seq)
+            self._deadly.left(seq)
         if not isinstance(answer, kind):
             raise EngineError(f"the engine answered with a {type(answer).__name__}")
         return answer
@@ -246,4 +310,13 @@ class EngineProcess:
 def _bad_request(request_id: str, message: str) -> Failed:
     return Failed(
         request_id=request_id, code=FailureCode.BAD_REQUEST, retryable=False, message=message
+    )
+
+
+def _poison(request_id: str) -> Failed:
+    return Failed(
+        request_id=request_id,
+        code=FailureCode.POISON,
+        retryable=False,
+        message="the engine died each time it computed this request, at last with nothing beside it",
     )

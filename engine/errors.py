@@ -4,7 +4,8 @@ EngineError
 ├── EngineConfigError    the settings or the model file are wrong: tell the admin, do not retry
 ├── EngineUnavailable    the child is starting or has died: the same request may be sent again later
 ├── EngineBusy           the queue is full: try again after `retry_after_s`
-└── PromptTooLong        the request can never fit: shorten it
+├── PromptTooLong        the request can never fit: shorten it
+└── TextRefused          the child died each time it read this text: change it
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class EngineBusy(EngineError):
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(f"the engine's queue is full; try again in {retry_after_s:.0f} s")
         self.retry_after_s = retry_after_s
+
+
+class TextRefused(EngineError):
+    """The child died each time it read this text."""
 
 
 class PromptTooLong(EngineError):

@@ -19,7 +19,7 @@ class Role(StrEnum):
 
 
 class Priority(IntEnum):
-    """Lower runs first."""
+    """Lower runs first. Between ADMIN and PERSON lie the configured tiers of people (1 to 9)."""
 
     ADMIN = 0
     PERSON = 10
@@ -45,6 +45,7 @@ class FailureCode(StrEnum):
     DECODE = "decode"
     BAD_REQUEST = "bad_request"
     UPSTREAM = "upstream"  # a remote server (backend = "openai") failed
+    POISON = "poison"  # the child died each time this request was computed, in the end with nothing beside it
 
 
 class _Frozen(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +106,8 @@ class EngineRequest(_Frozen, frozen=True, kw_only=True):
     `messages` is the same prompt for backends without token ids.
     `cache_key` names the conversation whose KV is reused and kept ("" = none); `scope`: KV is shared only inside one.
     `deadline_s`: seconds from acceptance after which a request that has not started fails (0 = never).
+    `lineage` is the same for every try of one reply, so that what kills the child again and again is known by it
+    ("" = the same prompt is the same). `alone`: nothing else is computed while this is; set by `EngineProcess`.
     """
 
     id: str
@@ -122,6 +125,8 @@ class EngineRequest(_Frozen, frozen=True, kw_only=True):
     thinking_open: bool = False
     # Tokens at the start of the prompt that other conversations of this scope share (the system prompt); 0 = unknown.
     n_shared_prefix: int = 0
+    lineage: str = ""
+    alone: bool = False
 
 
 class Usage(_Frozen, frozen=True, kw_only=True):
@@ -197,10 +202,20 @@ EngineEvent = Queued | Progress | Started | Delta | Finished | Failed
 Terminal = Finished | Failed
 
 
+class KvReuse(StrEnum):
+    """Where a conversation's computed state can be taken up again; from there on its prompt is computed anew."""
+
+    ANYWHERE = "anywhere"
+    WINDOW = "window"  # anywhere inside the sliding window
+    TURN_ENDS = "turn_ends"  # where a turn ended, and its state was kept
+    UNKNOWN = "unknown"  # a remote server's own affair
+
+
 class ModelInfo(_Frozen, frozen=True, kw_only=True):
     """What is loaded. `n_ctx_tokens` is the real window of ONE conversation; every budget uses it.
 
-    `fingerprint` changes when stored token ids or KV of another file, quantization or tokenizer would be wrong here.
+    `fingerprint` changes when stored token ids of another file or tokenizer would be wrong here; the KV type is no part of it.
+    `absent_workers`: configured RPC workers that it runs without, by address, and why.
     """
 
     name: str
@@ -211,7 +226,9 @@ class ModelInfo(_Frozen, frozen=True, kw_only=True):
     n_parallel: int = 1
     kv_cells: int = 0
     exact_counts: bool = True
+    kv_reuse: KvReuse = KvReuse.UNKNOWN
     description: str = ""
+    absent_workers: dict[str, str] = {}
 
 
 class EngineState(StrEnum):
@@ -225,7 +242,12 @@ class EngineState(StrEnum):
 
 
 class EngineStats(_Frozen, frozen=True, kw_only=True):
-    """Counters since the child started, and the state now."""
+    """Counters since the child started, and the state now.
+
+    `step_back`: one sentence on how far below its settings the engine runs because memory ran out; "" = at full size.
+    `lacks`: what it does without because of others (RPC workers that are away, memory that other programs take); "" = nothing.
+    `plan`: what was chosen at the start and why, in one line; "" = the settings were taken as they are.
+    """
 
     state: EngineState
     detail: str = ""
@@ -237,8 +259,19 @@ class EngineStats(_Frozen, frozen=True, kw_only=True):
     n_sequences_kept: int = 0
     decoded_prompt_tokens_total: int = 0
     decoded_generated_tokens_total: int = 0
+    # Guessed tokens that were computed, and those of them that the model chose (they count as generated, too).
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
+    kv_ram_bytes: int = 0
+    kv_disk_bytes: int = 0
+    kv_saved_tokens_total: int = 0
+    kv_saved_bytes_total: int = 0
+    kv_restored_tokens_total: int = 0
     steps_total: int = 0
     step_decode_s: float = 0.0
     step_python_s: float = 0.0
     rss_bytes: int = 0
     child_pid: int = 0
+    step_back: str = ""
+    lacks: str = ""
+    plan: str = ""

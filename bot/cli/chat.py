@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from bot.app import Hearth, state_folder
 from bot.cli.main import with_engine
+from bot.cli.report import print_plan
 from bot.config import AccessConfig, Config, parse_config
 from bot.domain.turns import is_terminal
 from bot.domain.types import ButtonPressed, InboundEvent, InboundMessage
@@ -103,7 +104,8 @@ async def run_chat(config: Config | None, engine: str) -> None:
     async with _configured(config, engine) as settings:
         set_up_logging(settings)
         adapter = TerminalAdapter(BOT_NAME, sys.stdout)
-        hearth = Hearth(settings, extra_adapters={BOT_NAME: adapter})
+        told = print_plan if sys.stdin.isatty() else None  # a script wants answers and faults only
+        hearth = Hearth(settings, extra_adapters={BOT_NAME: adapter}, on_plan=told)
         await hearth.start(listen=False)
         try:
             await _talk(hearth, adapter)

@@ -1,7 +1,8 @@
-"""`hearth demo`: the whole service on this machine, with Feishu played by the sandbox and a page to chat in."""
+"""`hearth demo`: the whole service on this machine, with a platform played by its sandbox and a page to chat in."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -14,17 +15,15 @@ from typing import Any
 
 from bot.app import Hearth
 from bot.cli.main import with_engine
-from bot.cli.report import refuse_errors
-from bot.cli.serve import stop_on_signals
+from bot.cli.playing import Play, choose_play
+from bot.cli.report import print_plan, refuse_errors
+from bot.cli.signals import stop_on_signals
 from bot.config import Config, parse_config
 from bot.errors import ConfigError
 from bot.logs import set_up_logging
-from bot.sandbox.app import build_stage, stage_config
-from bot.sandbox.feishu import FeishuSandbox, SandboxConfig
 
 FIRST_PORT = 8080
 PORTS_TO_TRY = 20
-BOT_NAME = "feishu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,12 @@ class DemoOptions:
     language: str
     data: Path | None
     engine: str
+    platform: str = "feishu"
+
+    @property
+    def bot_name(self) -> str:
+        """The bot's name in the config."""
+        return self.platform
 
 
 def choose_port(wanted: int | None) -> int:
@@ -68,9 +73,9 @@ def demo_language(wanted: str) -> str:
 
 
 def demo_config(
-    options: DemoOptions, folder: Path, sandbox: SandboxConfig, api_base: str, port: int = 0
+    options: DemoOptions, folder: Path, play: Play, api_base: str, port: int = 0
 ) -> Config:
-    """A complete config for the demo: one Feishu bot whose platform is the sandbox."""
+    """A complete config for the demo: one bot whose platform is the sandbox."""
     data: dict[str, Any] = {
         "server": {"port": port},
         "log": {"level": "warning"},
@@ -82,17 +87,7 @@ def demo_config(
             "max_new_tokens": 400,
         },
         "access": {"per_user_per_minute": 60},
-        "bots": {
-            BOT_NAME: {
-                "platform": "feishu",
-                "app_id": sandbox.app_id,
-                "app_secret": sandbox.app_secret,
-                "encrypt_key": sandbox.encrypt_key,
-                "verification_token": sandbox.verification_token,
-                "api_base": api_base,
-                "update_interval_s": 1.0,
-            }
-        },
+        "bots": {options.bot_name: play.table(api_base)},
     }
     return with_engine(parse_config(data, folder), options.engine)
 
@@ -130,28 +125,28 @@ async def run_demo(options: DemoOptions) -> None:
 
 
 async def _run_in(options: DemoOptions, folder: Path, port: int) -> None:
-    settings = stage_config(notes=page_notes(options))
+    play = choose_play(options.platform, page_notes(options))
+    sandbox = play.sandbox
     # Everything that can be wrong is said before anything listens; the real address is known after.
-    refuse_errors(demo_config(options, folder, settings, "http://127.0.0.1"))
+    refuse_errors(demo_config(options, folder, play, "http://127.0.0.1"))
     stop = stop_on_signals()
-    sandbox = FeishuSandbox(settings)
-    build_stage(sandbox)
     service_port = choose_port(0)
-    # Known before the page is: a question typed in that moment is delivered again by Feishu's own ladder.
-    sandbox.subscribe(f"http://127.0.0.1:{service_port}/webhook/{BOT_NAME}")
+    # Known before the page is: a question typed in that moment is delivered again by the platform's own retries.
+    if play.subscribe is not None:
+        play.subscribe(f"http://127.0.0.1:{service_port}/webhook/{options.bot_name}")
     try:
         await sandbox.start("127.0.0.1", port)
-        config = demo_config(options, folder, settings, sandbox.base_url, service_port)
+        config = demo_config(options, folder, play, sandbox.base_url, service_port)
         set_up_logging(config)
-        hearth = Hearth(config)
+        hearth = Hearth(config, on_plan=print_plan)
         await hearth.start()
         try:
             if hearth.web is None:
                 raise ConfigError("the demo needs the web server")
-            await sandbox.url_check()
-            _announce(sandbox.base_url, hearth.web.url)
+            await play.ready()
+            _announce(play, hearth.web.url)
             if options.open_browser:
-                webbrowser.open(sandbox.base_url)
+                await asyncio.to_thread(open_page, sandbox.base_url)
             await stop.wait()
         finally:
             await hearth.close()
@@ -159,10 +154,24 @@ async def _run_in(options: DemoOptions, folder: Path, port: int) -> None:
         await sandbox.close()
 
 
-def _announce(page: str, service: str) -> None:
+def open_page(url: str) -> None:
+    """Open the page where there is a desktop. Blocks: some browsers are waited for.
+
+    A browser that runs in the terminal (w3m, lynx) is left alone: it would take this terminal, and cannot show the page.
+    """
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return
+    if type(browser) is not webbrowser.GenericBrowser:
+        browser.open(url)
+
+
+def _announce(play: Play, service: str) -> None:
+    page = play.sandbox.base_url
     sys.stdout.write(
         f"\n  Open {page} and ask the bot something.\n"
-        f"  Feishu is played by this program at {page}; Hearth listens at {service} and knows nothing of that.\n"
+        f"  {play.title} is played by this program at {page}; Hearth listens at {service} and knows nothing of that.\n"
         "  Ctrl-C ends the demo.\n\n"
     )
     sys.stdout.flush()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bot.config import Config, LlamaModelConfig
+from bot.config import Config, DingTalkBotConfig, LlamaModelConfig
 from bot.errors import ConfigError
+from engine.rpc.endpoints import crosses_open_network, parse_endpoint
+from engine.vram.auto import StartPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,13 @@ def _server(config: Config) -> Iterator[Finding]:
             "server.public_url",
             f"{url.hostname} is not a public address; the platform's servers cannot reach it",
         )
-    for number, key in enumerate(config.server.api_keys):
-        if not key.get_secret_value().startswith("sha256:"):
+    for name in ("api_keys", "interactive_api_keys"):
+        for number, key in enumerate(getattr(config.server, name)):
+            if key.get_secret_value().startswith("sha256:"):
+                continue
             yield Finding(
                 "warning",
-                f"server.api_keys[{number}]",
+                f"server.{name}[{number}]",
                 'is plain text; "sha256:<hex of its SHA-256>" keeps it out of the file',
             )
 
@@ -69,6 +74,14 @@ def _models(config: Config) -> Iterator[Finding]:
             path = config.path(model.path)
             if not path.is_file():
                 yield Finding("error", f"models.{name}.path", f"{path} does not exist{_near(path)}")
+        for address in model.rpc if isinstance(model, LlamaModelConfig) else ():
+            if crosses_open_network(parse_endpoint(address, "rpc")):
+                yield Finding(
+                    "warning",
+                    f"models.{name}.rpc",
+                    f"{address} is on the open network, and llama.cpp's RPC has no password and no encryption: "
+                    "use an SSH tunnel or WireGuard (docs/rpc.md)",
+                )
 
 
 def _near(path: Path) -> str:
@@ -88,14 +101,20 @@ def _bots(config: Config) -> Iterator[Finding]:
             "no bot is configured: add a [bots.<name>] table (config.example.toml shows one)",
         )
     for name, bot in config.bots.items():
-        if bot.mode == "websocket":
+        if not isinstance(bot, DingTalkBotConfig) or bot.mode != "webhook":
+            continue
+        if bot.card_template and not bot.card_callback_url:
             yield Finding(
-                "error",
-                f"bots.{name}.mode",
-                'long connections are not built yet; use mode = "webhook"',
+                "warning",
+                f"bots.{name}.card_callback_url",
+                "is empty: cards have no buttons; set it to https://<public address>/webhook/"
+                f"{name}/card",
             )
-    for key in ("admins", "allow", "deny"):
-        for entry in getattr(config.access, key):
+    access = config.access
+    lists = {"admins": access.admins, "allow": access.allow, "deny": access.deny}
+    lists |= {f"tiers[{number}]": tier for number, tier in enumerate(access.tiers)}
+    for key, entries in lists.items():
+        for entry in entries:
             bot_name = entry.split(":", 1)[0]
             if bot_name not in {"*", "terminal", *config.bots}:
                 yield Finding(
@@ -141,9 +160,12 @@ def start_block(config: Config, url: str) -> str:
             f"  model      {name}: {what}, {model.n_ctx} tokens per conversation, {model.n_parallel} at once{default}"
         )
     for name, bot in config.bots.items():
-        lines.append(
-            f"  bot        {name} ({bot.platform}, {bot.app_id}): paste {base}/webhook/{name} into the console, for events and for callbacks"
+        way = (
+            f"paste {base}/webhook/{name} into the console, for events and for callbacks"
+            if bot.mode == "webhook"
+            else "receives by a long connection, which needs no public address"
         )
+        lines.append(f"  bot        {name} ({bot.platform}, {bot.app_id}): {way}")
     lines += [
         f"  {finding.level:<10} {finding.where}: {finding.text}" for finding in findings(config)
     ]
@@ -156,3 +178,14 @@ def _database(config: Config) -> str:
         return str(config.path(url.split("///", 1)[-1]))
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname}{parts.path}"
+
+
+def print_plan(plan: StartPlan) -> None:
+    """The ledger of a model that is about to be loaded, on stderr: answers and the start block have stdout to themselves."""
+    first, *more = plan.lines()
+    lines = [
+        f"  plan       {plan.config.name}: {first}",
+        *(f"             {line}" for line in more),
+    ]
+    sys.stderr.write("\n".join(lines) + "\n")
+    sys.stderr.flush()

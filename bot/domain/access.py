@@ -27,17 +27,24 @@ class AccessList:
     admins: frozenset[tuple[str, str]]
     allow: frozenset[tuple[str, str]]
     deny: frozenset[tuple[str, str]]
+    tiers: tuple[frozenset[tuple[str, str]], ...] = ()
 
     @classmethod
     def parse(
-        cls, *, admins: Iterable[str], allow: Iterable[str], deny: Iterable[str]
+        cls,
+        *,
+        admins: Iterable[str],
+        allow: Iterable[str],
+        deny: Iterable[str],
+        tiers: Iterable[Iterable[str]] = (),
     ) -> AccessList:
         """From the config's strings (their form was checked when it was read)."""
-        return cls(_people(admins), _people(allow), _people(deny))
+        ranked = tuple(_people(tier) for tier in tiers)
+        return cls(_people(admins), _people(allow), _people(deny), ranked)
 
     def role(self, bot_name: str, user_id: str) -> Role:
         """The role of a person at a bot."""
-        names = {(b, u) for b in (bot_name, "*") for u in (user_id, "*")}
+        names = _names(bot_name, user_id)
         if names & self.admins:
             return Role.ADMIN
         if names & self.deny:
@@ -45,6 +52,15 @@ class AccessList:
         if self.allow and not names & self.allow:
             return Role.STRANGER
         return Role.MEMBER
+
+    def tier(self, bot_name: str, user_id: str) -> int | None:
+        """The first tier that names a person, 0 = served first; None when none does."""
+        names = _names(bot_name, user_id)
+        return next((n for n, people in enumerate(self.tiers) if names & people), None)
+
+
+def _names(bot_name: str, user_id: str) -> set[tuple[str, str]]:
+    return {(b, u) for b in (bot_name, "*") for u in (user_id, "*")}
 
 
 def _people(entries: Iterable[str]) -> frozenset[tuple[str, str]]:

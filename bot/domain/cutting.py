@@ -14,6 +14,8 @@ from bot.domain.markdown import Fence, fence_opened_by, is_delimiter, may_head_t
 
 _PARAGRAPH, _LINE, _INSIDE = 3, 2, 1
 _SENTENCE_ENDS = "。！？；.!?;,，、 "
+# Behind these nothing can follow that belongs to them: not so behind the dot of a growing "3.1".
+_PAUSES = "。！？；，、 "
 # A cut this far into the room is preferred to a nicer one much earlier.
 _WINDOW = 0.5
 
@@ -39,8 +41,11 @@ class _Scan:
         self._line_before = "" if self.fence else line
 
 
-def carry(text: str, at: int) -> str:
-    """What a message that begins at `text[at:]` must repeat first: an open fence's first line or a table's head."""
+def carry(text: str, at: int, head_chars: int = 2000) -> str:
+    """What a message that begins at `text[at:]` must repeat first: an open fence's first line or a table's head.
+
+    A head of more than `head_chars` is not repeated: it would leave no room for the rows.
+    """
     if at <= 0:
         return ""
     before = text[:at].replace("\r", "")
@@ -50,8 +55,15 @@ def carry(text: str, at: int) -> str:
         scan.read(line)
     if scan.fence:
         return scan.fence.opener + "\n"
-    follows = text[at:].partition("\n")[0]
-    return scan.table_head if scan.table_head and not lines[-1] and "|" in follows else ""
+    follows = _line_at(text, at)
+    is_inside = 0 < len(scan.table_head) <= head_chars and not lines[-1] and "|" in follows
+    return scan.table_head if is_inside else ""
+
+
+def _line_at(text: str, at: int) -> str:
+    """The rest of the line that `at` is in, without a copy of all that follows."""
+    end = text.find("\n", at)
+    return text[at:] if end < 0 else text[at:end]
 
 
 def _line_cuts(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -64,9 +76,10 @@ def _line_cuts(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         at = newline + 1
         if at <= start:
             continue
-        if scan.fence or (scan.table_head and "|" in text[at:].partition("\n")[0]):
+        follows = _line_at(text, at)
+        if scan.fence or (scan.table_head and "|" in follows):
             yield at, _INSIDE
-        elif line.lstrip().startswith("#") or is_delimiter(text[at:].partition("\n")[0]):
+        elif line.lstrip().startswith("#") or is_delimiter(follows):
             yield at, 0
         else:
             yield at, _LINE if line.strip() else _PARAGRAPH
@@ -91,7 +104,7 @@ def _whole_character(text: str, start: int, end: int) -> int:
     at = end
     while at > start + 1 and at < len(text) and _extends(text, at):
         at -= 1
-    return at if at > start + 1 or not _extends(text, at) else end
+    return at if at > start + 1 or at >= len(text) or not _extends(text, at) else end
 
 
 def best_cut(text: str, start: int, end: int) -> int:
@@ -108,6 +121,16 @@ def best_cut(text: str, start: int, end: int) -> int:
         if text[at - 1] in _SENTENCE_ENDS and not _extends(text, at):
             return at
     return _whole_character(text, start, end)
+
+
+def last_pause(text: str, start: int) -> int:
+    """Where a text that still grows, without a line end, may be interrupted: behind its last word or clause, else before its
+    last character, which may not be whole yet."""
+    for at in range(len(text), start + 1, -1):
+        if text[at - 1] in _PAUSES:
+            return at
+    at = _whole_character(text, start, max(start, len(text) - 1))
+    return at if start < at and not _extends(text, at) else len(text)
 
 
 def furthest(start: int, end: int, fits: Callable[[int], bool]) -> int:

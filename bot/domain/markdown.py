@@ -22,7 +22,8 @@ _CODE_SPAN_CHARS = 300
 FENCE_OPEN = re.compile(r"^[ \t]*(?P<mark>`{3,}|~{3,})(?P<info>.*)$", re.DOTALL)
 _FENCE_MAYBE = re.compile(r"^[ \t]*(?:`*|~*)$")
 _LANGUAGE = re.compile(r"[A-Za-z0-9_+#.\-]{1,40}")
-_DELIMITER = re.compile(r"^[\s>]*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$")
+# Possessive where whitespace could be shared out in many ways: a line of a thousand spaces must not stop the event loop.
+_DELIMITER = re.compile(r"^[\s>]*+\|?\s*+:?-++:?\s*+(?:\|\s*+:?-++:?\s*+)*\|?\s*$")
 _DELIMITER_MAYBE = re.compile(r"^[\s>|:\-]*$")
 _LIST_ITEM = re.compile(
     r"^(?P<indent>[ \t]*)(?P<rest>(?:[-*+]|\d{1,9}[.)])(?:[ \t].*|))$", re.DOTALL
@@ -31,17 +32,21 @@ _LIST_MAYBE = re.compile(r"^[ \t]+(?:[-*+]|\d{1,9}[.)]?)?$")
 _SPECIAL = re.compile(r"[<!`\\]")
 _BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
 _BREAK_MAYBE = re.compile(r"<(?:b(?:r(?: ?/?)?)?)?$", re.IGNORECASE)
-_MENTION = re.compile(r"<(?=\s*/?\s*(?:at|person)\b)", re.IGNORECASE)
+_MENTION = re.compile(r"<(?=\s*+(?:/\s*+)?(?:at|person)\b)", re.IGNORECASE)
 _MENTION_MAYBE = re.compile(
-    r"<\s*/?\s*(?:at|a|person|perso|pers|per|pe|p)?$", re.IGNORECASE
+    r"<\s*+(?:/\s*+)?(?:at|a|person|perso|pers|per|pe|p)?$", re.IGNORECASE
 )  # fmt: skip
 
 
 class Dialect(StrEnum):
-    """Where the Markdown is shown. CARD knows numeric entities; POST does not, so a zero-width space breaks its tags."""
+    """Where the Markdown is shown. CARD knows numeric entities; the others do not, so a zero-width space breaks their tags.
+
+    WECOM knows no tags at all: a line break is a new line there, inside a table a space.
+    """
 
     CARD = "card"
     POST = "post"
+    WECOM = "wecom"
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +288,8 @@ def _exclamation(text: str, at: int, complete: bool, _dialect: Dialect) -> tuple
 
 def _less_than(text: str, at: int, complete: bool, dialect: Dialect) -> tuple[str, int]:
     line_break = _BREAK.match(text, at)
+    if line_break and dialect is Dialect.WECOM:
+        return " " if "|" in text else "\n", line_break.end()
     if line_break:
         return "<br>", line_break.end()
     if not complete and _BREAK_MAYBE.match(text, at):

@@ -15,6 +15,7 @@ _EDITS_PER_S = 14.0
 _HALF_LIFE_S = 20.0
 _MAX_PRESSURE = 8.0
 _MAX_THRIFT = 8.0
+_UNSURE_S, _MAX_UNSURE_S = 4.0, 3600.0
 
 
 class TokenBucket:
@@ -85,6 +86,12 @@ def thrift(calls_left: float, month_left: float) -> float:
     if calls_left <= 0.0:
         return _MAX_THRIFT * 4
     return min(_MAX_THRIFT, month_left / calls_left)
+
+
+def unsure_pause_s(n_tries: int) -> float:
+    """Before a message is sent once more that may have been read each of so many times: few copies, however long answers to
+    the call are lost."""
+    return min(_MAX_UNSURE_S, _UNSURE_S * 2.0 ** min(n_tries, 20))
 
 
 def interval_s(base_s: float, load: Load) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
-from bot.domain.types import Outcome, ReplyPart, Snapshot, Turn, TurnKind, TurnState
+from bot.domain.types import Lane, Outcome, ReplyPart, Snapshot, Turn, TurnKind, TurnState
 
 _STEPS = {
     TurnState.QUEUED: {TurnState.RUNNING, TurnState.CANCELLED},
@@ -60,6 +61,11 @@ def work_of(turn: Turn, snapshot: Snapshot | None) -> Work:
 def may_replace_text(parts: tuple[ReplyPart, ...]) -> bool:
     """Whether a restarted answer may start over in place: not when earlier text already fills a closed message."""
     return len(parts) <= 1 and all(part.covers_from_chars == 0 for part in parts)
+
+
+def answering(turns: Iterable[Turn]) -> list[Turn]:
+    """Of unfinished chat turns those that the talk waits for: not the long work beside it."""
+    return [turn for turn in turns if turn.lane is Lane.CHAT]
 
 
 def may_control(turn: Turn, user_id: str, *, is_admin: bool) -> bool:

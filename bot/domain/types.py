@@ -48,6 +48,8 @@ class Lane(StrEnum):
 
     CHAT = "chat"
     CONTROL = "control"
+    # Long work beside the talk, which goes on meanwhile: a summary of a long text.
+    BACKGROUND = "background"
 
 
 class TurnKind(StrEnum):
@@ -116,18 +118,38 @@ class ReplyTarget:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Something that is not text: kind is image, file, audio, video, sticker or other."""
+    """Something that is not text: kind is image, file, audio, video, sticker or other.
+
+    `message_id` is the message that brought it, where that is another one than the question: one that it refers to.
+    """
 
     kind: str
     name: str = ""
     remote_key: str = ""
+    message_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """An earlier message that a message refers to: context for the model, never a command, bounded in length.
+
+    What the platform tells of it. Where it only names it (`text` and `attachments` are empty, `message_id` is not) it is
+    looked up when the question is answered. `is_topic_root`: every message of its topic refers to it, so that it is shown
+    once in a conversation.
+    """
+
+    message_id: str = ""
+    text: str = ""
+    attachments: tuple[Attachment, ...] = ()
+    is_topic_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class InboundMessage:
     """A message from a person, verified and parsed.
 
-    `text` has the bot's own mention stripped and others turned into names. `dedupe_key` is (app id, message id).
+    `text` has the bot's own mention stripped and others turned into names, and nothing of what it quotes (`quoted`).
+    `dedupe_key` is (app id, message id).
     """
 
     app_id: str
@@ -143,12 +165,12 @@ class InboundMessage:
     sent_at: datetime
     target: ReplyTarget
     attachments: tuple[Attachment, ...] = ()
-    quoted_message_id: str | None = None
+    quoted: Quoted | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRecalled:
-    """A person took a message back: its running reply is cancelled and stays silent."""
+    """A person took a message back: its running reply is cancelled and stays silent; what else was asked with it goes on."""
 
     app_id: str
     dedupe_key: str
@@ -169,8 +191,31 @@ class BotAdded:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatEntered:
+    """A person opened the direct chat, and the platform asks for a welcome within seconds. Only its adapter reads `target`."""
+
+    app_id: str
+    dedupe_key: str
+    event_id: str
+    sender: Sender
+    target: ReplyTarget
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRated:
+    """A person judged an answer in the platform's own way. `verdict` is good, bad or withdrawn; `reasons` are the platform's
+    words for a bad one. What the person wrote beside it is not taken in."""
+
+    app_id: str
+    dedupe_key: str
+    event_id: str
+    verdict: str
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ButtonPressed:
-    """A button of one of our cards. `action` is stop, regenerate or new_topic; `turn_id` comes from the button's value."""
+    """A button of one of our cards. `action` is stop, regenerate, continue or new_topic; `turn_id` comes from the button's value."""
 
     app_id: str
     dedupe_key: str
@@ -191,7 +236,15 @@ class Unreadable:
     reason: str
 
 
-InboundEvent = InboundMessage | MessageRecalled | BotAdded | ButtonPressed | Unreadable
+InboundEvent = (
+    InboundMessage
+    | MessageRecalled
+    | BotAdded
+    | ChatEntered
+    | AnswerRated
+    | ButtonPressed
+    | Unreadable
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +312,7 @@ class Turn:
     cancel_requested: bool = False
     silent: bool = False
     attachments: tuple[Attachment, ...] = ()
+    # The turn whose cut answer this one goes on with.
+    continues: str = ""
+    # Earlier messages that the question refers to, as the platform told of them.
+    quotes: tuple[Quoted, ...] = ()

@@ -6,11 +6,13 @@ on its platform. It never touches the database: it commits through the `PartLedg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Protocol
 
-from bot.domain.types import InboundEvent, Outcome, ReplyPart, ReplyTarget
+from bot.domain.types import Attachment, InboundEvent, Outcome, Quoted, ReplyPart, ReplyTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """A control under a reply: `action` is stop, regenerate or new_topic."""
+    """A control under a reply: `action` is stop, regenerate, continue or new_topic."""
 
     action: str
     label: str
@@ -110,6 +112,41 @@ class ReplyDriver(Protocol):
         ...
 
 
+class EventSink(Protocol):
+    """What takes the events of a long connection. A platform is told that an event has arrived only after this returned."""
+
+    async def __call__(self, events: tuple[InboundEvent, ...]) -> WebhookReply | None:
+        """Store events in one transaction; returns after the commit. The reply is the synchronous answer to a button.
+
+        Raises HearthError when they were not stored: then the platform must deliver them again.
+        """
+        ...
+
+
+class Link(Enum):
+    """What of a bot depends on a long connection, which only one process may hold."""
+
+    NONE = auto()  # nothing: events come by webhook
+    HEARS = auto()  # events come over it, answers go by HTTP from any process
+    SPEAKS = auto()  # events and answers go over it
+
+
+# Whether this process may hold the bot's connection at this moment. Cheap, and safe to ask from any thread.
+MayConnect = Callable[[], bool]
+_ASK_AGAIN_S = 0.5
+
+
+def always() -> bool:
+    """No other process is near."""
+    return True
+
+
+async def permission(may_connect: MayConnect) -> None:
+    """Wait until this process may connect: connecting before would throw out the one that may."""
+    while not may_connect():  # noqa: ASYNC110 - it is a clock that changes the answer
+        await asyncio.sleep(_ASK_AGAIN_S)
+
+
 class PlatformAdapter(Protocol):
     """One configured bot on its platform."""
 
@@ -129,11 +166,26 @@ class PlatformAdapter(Protocol):
     @property
     def app_id(self) -> str: ...
 
+    @property
+    def link(self) -> Link:
+        """What depends on a long connection; fixed by the config."""
+        ...
+
     async def start(self) -> None:
         """Begin whatever runs in the background (own identity, token). A platform that is down does not stop the start."""
         ...
 
     async def close(self) -> None: ...
+
+    async def listen(self, sink: EventSink, may_connect: MayConnect = always) -> None:
+        """Receive by a long connection from now on, where the bot's mode is one. Returns at once; called when events can be
+        stored, and again only after `hang_up`. `may_connect` is asked before every connecting. `close` ends it, too."""
+        ...
+
+    async def hang_up(self) -> None:
+        """End the long connection, because another process may take it. What was heard is still stored; harmless when
+        there is none."""
+        ...
 
     def receive(self, request: WebhookRequest) -> Received:
         """Verify, decrypt, parse: pure computing. Raises Rejected for anything that is not genuine."""
@@ -141,6 +193,11 @@ class PlatformAdapter(Protocol):
 
     def button_reply(self, toast: str, *, kind: str = "info") -> WebhookReply:
         """The synchronous answer to a button callback."""
+        ...
+
+    async def welcome(self, target: ReplyTarget, text: str) -> WebhookReply | None:
+        """Greet who just opened the chat: by the synchronous answer to that event, or (None) in a way of its own. Once, and
+        not again when it fails. Never raises PlatformError."""
         ...
 
     def open_reply(self, target: ReplyTarget, ledger: PartLedger) -> ReplyDriver:
@@ -159,6 +216,22 @@ class PlatformAdapter(Protocol):
         """Take the sign of life away. Never raises PlatformError."""
         ...
 
+    async def fetch(self, attachment: Attachment, target: ReplyTarget, *, max_bytes: int) -> bytes:
+        """The bytes of an attachment, decrypted; `target` is that of the message that brought it.
+
+        Only the configured addresses and media hosts are asked, whatever a payload says. Raises PlatformError: TooLarge for
+        more than `max_bytes`, RetryLater and Ambiguous when it may be asked for again, else it cannot be had.
+        """
+        ...
+
+    async def look_up(self, quoted: Quoted, target: ReplyTarget) -> Quoted | None:
+        """The words and files of an earlier message of the target's chat, of which only the id is known.
+
+        None where the platform does not tell or cannot be asked now. Never raises PlatformError.
+        """
+        ...
+
     def health(self) -> Mapping[str, str]:
-        """Facts for /readyz and the start-up block, e.g. {"identity": "known"}."""
+        """Facts for /readyz and the start-up block, e.g. {"identity": "known"}. A long connection tells here since when it
+        is connected ("connected_since") or deaf ("deaf_since", "reason")."""
         ...

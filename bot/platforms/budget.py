@@ -24,8 +24,16 @@ class CallBudget(Protocol):
         """One call that the platform counts was made."""
         ...
 
+    def spend_all(self) -> None:
+        """The platform says that nothing is left this month."""
+        ...
+
     def calls_left(self) -> float:
         """The fraction of this month's calls that is left, 0 … 1; 1 without a cap."""
+        ...
+
+    def told(self) -> str:
+        """The count for people, "1234 of 5000"."""
         ...
 
     def month_left(self) -> float:
@@ -56,6 +64,7 @@ class MemoryBudget:
         self._count = saved or MonthCount()
         self._save = save
         self._now = now
+        self._spent_month = ""
 
     def _month(self) -> str:
         return self._now().astimezone(_CHINA).strftime("%Y-%m")
@@ -73,8 +82,23 @@ class MemoryBudget:
         if self._save and (self._count.calls % _SAVE_EVERY_CALLS == 0 or self._count.calls == 1):
             self._save(self._count)
 
+    def spend_all(self) -> None:
+        """Nothing is left until the next month, whatever was counted here: other apps of the organisation call, too."""
+        self._spent_month = self._month()
+
+    def told(self) -> str:
+        """The count for people."""
+        cap = f" of {self._monthly_calls}" if self._monthly_calls else ""
+        spent = ", and the platform says that none is left" if self._is_spent() else ""
+        return f"{self.used.calls}{cap}{spent}"
+
+    def _is_spent(self) -> bool:
+        return self._spent_month == self._month()
+
     def calls_left(self) -> float:
         """The fraction that is left of the cap."""
+        if self._is_spent():
+            return 0.0
         if not self._monthly_calls:
             return 1.0
         return max(0.0, 1.0 - self.used.calls / self._monthly_calls)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,25 +19,39 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import structlog
+from aiohttp.abc import AbstractResolver, ResolveResult
 
-from bot.errors import Ambiguous, GiveUp, PlatformError, RetryLater
+from bot.errors import Ambiguous, GiveUp, PlatformError, RetryLater, TooLarge
 
 log = structlog.get_logger()
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _CONNECT_S = 5.0
 _MAX_ANSWER_BYTES = 8 * 2**20
+_PIECE_BYTES = 2**18
+# A page with one of these is of something between us and the platform (a proxy, a portal): it says nothing of the call.
+BETWEEN = frozenset({301, 302, 303, 307, 308, 403, 407, 408})
+BETWEEN_PAUSE_S = 30.0
+_WRONG_PROXY = (
+    "the proxy that the environment names is no http:// proxy: name one that is in HTTPS_PROXY"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One call. `body` is sent as JSON when given."""
+    """One call. `body` is sent as JSON when given.
+
+    `max_bytes`: a larger answer raises TooLarge (0 = it is cut at 8 MiB). `public_only`: no private address is asked, even
+    when the host's name leads there.
+    """
 
     method: str
     url: str
     body: Mapping[str, Any] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 15.0
+    max_bytes: int = 0
+    public_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +80,52 @@ def proxy_for(url: str) -> str | None:
     proxies = getproxies()
     if proxy_bypass(host):
         return None
-    return proxies.get(parts.scheme) or proxies.get("all") or None
+    proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
+    # Many write it without a scheme, as curl allows.
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None
+
+
+class PublicResolver(AbstractResolver):
+    """Names as the system resolves them, without private, loopback and other special addresses."""
+
+    def __init__(self) -> None:
+        self._system = aiohttp.ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Raises OSError when no public address is left."""
+        found = await self._system.resolve(host, port, family)
+        public = [one for one in found if ipaddress.ip_address(one["host"]).is_global]
+        if not public:
+            raise OSError(f"{host} has no public address")
+        return public
+
+    async def close(self) -> None:
+        """Nothing is held open."""
 
 
 class SharedHttp:
-    """The one aiohttp session for every REST call of every bot. Opened and closed by the composition root."""
+    """The aiohttp sessions for every REST call of every bot: one, and one that asks public addresses only. Opened and closed
+    by the composition root."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
+        self._public: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Open the connection pool."""
+        """Open the connection pools."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=200, limit_per_host=64, keepalive_timeout=30),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=True,
-            )
+            self._session = _open_session(200, None)
+            self._public = _open_session(16, PublicResolver())
 
     async def close(self) -> None:
         """Close every connection."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        sessions = (self._session, self._public)
+        self._session = self._public = None
+        for session in sessions:
+            if session is not None:
+                await session.close()
 
     async def exchange(self, request: HttpRequest) -> HttpAnswer:
         """Make a call. Raises RetryLater when it certainly did not arrive, Ambiguous when it may have."""
@@ -106,7 +145,12 @@ class SharedHttp:
 
     async def _move(self, request: HttpRequest) -> HttpAnswer:
         """Move the bytes: the only method that a test double replaces."""
-        if self._session is None:
+        proxy = proxy_for(request.url)
+        # Behind a proxy it is the proxy that resolves names, and it may well have a private address itself.
+        session = self._public if request.public_only and not proxy else self._session
+        if proxy and urlsplit(proxy).scheme not in {"http", "https"}:
+            raise RetryLater(_WRONG_PROXY)
+        if session is None:
             raise RuntimeError("SharedHttp.start() was not awaited")
         headers = dict(request.headers)
         data: bytes | None = None
@@ -114,20 +158,43 @@ class SharedHttp:
             data = json.dumps(request.body, ensure_ascii=False).encode("utf-8", "replace")
             headers.setdefault("Content-Type", "application/json; charset=utf-8")
         timeout = aiohttp.ClientTimeout(total=request.timeout_s, sock_connect=_CONNECT_S)
-        async with self._session.request(
+        async with session.request(
             request.method,
             request.url,
             data=data,
             headers=headers,
             timeout=timeout,
-            proxy=proxy_for(request.url),
+            proxy=proxy,
             allow_redirects=False,
         ) as response:
-            body = await response.content.read(_MAX_ANSWER_BYTES)
-            while not response.content.at_eof() and len(body) < _MAX_ANSWER_BYTES:
-                body += await response.content.read(_MAX_ANSWER_BYTES)
+            body = await _read_body(response, request)
             lowered = {key.lower(): value for key, value in response.headers.items()}
             return HttpAnswer(response.status, lowered, body)
+
+
+def _open_session(limit: int, resolver: AbstractResolver | None) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(
+        limit=limit, limit_per_host=64, keepalive_timeout=30, resolver=resolver
+    )
+    return aiohttp.ClientSession(
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=True
+    )
+
+
+async def _read_body(response: aiohttp.ClientResponse, request: HttpRequest) -> bytes:
+    """As much as the caller wants; TooLarge as soon as it is certain that there is more. A long answer is read in pieces."""
+    # A refusal may be longer than the file that is wanted.
+    is_wanted = bool(request.max_bytes) and response.status == 200
+    limit = request.max_bytes if is_wanted else _MAX_ANSWER_BYTES
+    too_large = TooLarge(f"{request.method} {request.url.partition('?')[0]}: more than {limit} bytes")  # fmt: skip
+    if is_wanted and (response.content_length or 0) > limit:
+        raise too_large
+    body = bytearray()
+    while not response.content.at_eof() and len(body) <= limit:
+        body += await response.content.read(min(_PIECE_BYTES, limit + 1 - len(body)))
+    if is_wanted and len(body) > limit:
+        raise too_large
+    return bytes(body[:limit])
 
 
 @dataclass(frozen=True, slots=True)

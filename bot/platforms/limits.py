@@ -15,7 +15,7 @@ from bot.errors import RetryLater
 
 _SWEEP_ABOVE = 512
 _SWEEP_EVERY_S = 60.0
-_MAX_PAUSE_S = 120.0
+_MAX_PAUSE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)

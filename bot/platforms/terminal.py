@@ -13,22 +13,28 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from bot.domain.types import (
+    Attachment,
     ChatKind,
     InboundMessage,
     Outcome,
     PartState,
+    Quoted,
     ReplyPart,
     ReplyTarget,
     Sender,
 )
-from bot.errors import Rejected
+from bot.errors import GiveUp, Rejected
 from bot.platforms.base import (
+    EventSink,
+    Link,
+    MayConnect,
     PartLedger,
     Received,
     ReplyDriver,
     ReplyView,
     WebhookReply,
     WebhookRequest,
+    always,
 )
 
 APP_ID = "terminal"
@@ -60,6 +66,7 @@ class TerminalAdapter:
     platform = "terminal"
     app_id = APP_ID
     display_name = "Hearth"
+    link = Link.NONE
 
     def __init__(self, name: str, out: TextIO) -> None:
         self.name = name
@@ -77,6 +84,13 @@ class TerminalAdapter:
         """Wait for what Ctrl-C started."""
         await asyncio.gather(*self.background, return_exceptions=True)
 
+    async def listen(self, sink: EventSink, may_connect: MayConnect = always) -> None:
+        """It has a way of its own."""
+        del sink, may_connect
+
+    async def hang_up(self) -> None:
+        """See `listen`."""
+
     def receive(self, request: WebhookRequest) -> Received:
         """A terminal has no webhook."""
         raise Rejected(404, f"the terminal takes no {request.method} requests")
@@ -84,6 +98,11 @@ class TerminalAdapter:
     def button_reply(self, toast: str, *, kind: str = "info") -> WebhookReply:
         """A terminal has no buttons."""
         return WebhookReply(200, {"toast": toast, "kind": kind})
+
+    async def welcome(self, target: ReplyTarget, text: str) -> WebhookReply | None:
+        """The terminal shows its own first lines."""
+        del target, text
+        return None
 
     def open_reply(self, target: ReplyTarget, ledger: PartLedger) -> ReplyDriver:
         """A driver that appends to the terminal."""
@@ -102,6 +121,16 @@ class TerminalAdapter:
     async def clear_alive(self, target: ReplyTarget, token: str) -> None:
         """The first text already did."""
         del target, token
+
+    async def fetch(self, attachment: Attachment, target: ReplyTarget, *, max_bytes: int) -> bytes:
+        """Nothing is ever attached to a line."""
+        del attachment, target, max_bytes
+        raise GiveUp("the terminal has no attachments")
+
+    async def look_up(self, quoted: Quoted, target: ReplyTarget) -> Quoted | None:
+        """A line refers to nothing."""
+        del quoted, target
+        return None
 
     def health(self) -> Mapping[str, str]:
         """Always there."""

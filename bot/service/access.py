@@ -57,13 +57,17 @@ class Gate:
                 first = self._told_rate.first(person)
                 return Verdict.NOTICE_RATE if first else Verdict.DROP_RATE
 
-    def undo(self, bot_name: str, user_id: str, verdict: Verdict) -> None:
-        """The message had been seen before: whatever the verdict used up is given back."""
+    def undo(
+        self, bot_name: str, user_id: str, verdict: Verdict, *, unstored: bool = False
+    ) -> None:
+        """The message had been seen before, or was not stored and will come again: what the verdict used up is given back."""
         person = f"{bot_name}:{user_id}"
         match verdict:
             case Verdict.PASS:
                 self._rate.give_back(person)
             case Verdict.NOTICE_RATE:
                 self._told_rate.forget(person)
+            case Verdict.NOTICE_STRANGER if unstored:
+                self._told_stranger.forget(person)
             case Verdict.NOTICE_STRANGER | Verdict.SILENCE | Verdict.DROP_RATE:
                 pass

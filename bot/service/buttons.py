@@ -1,4 +1,4 @@
-"""The buttons under a reply: stop, regenerate, new topic. Only the asker or an admin may press; a toast says the rest."""
+"""The buttons under a reply: stop, regenerate, continue, new topic. Only the asker or an admin may press; a toast says the rest."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bot.platforms.base import PlatformAdapter, WebhookReply
 from bot.service.access import Gate, Verdict
 from bot.service.commands import CommandExecutor
 from bot.service.context import Context
+from bot.service.continuing import continuation
 
 
 class Buttons:
@@ -44,6 +45,8 @@ class Buttons:
                 return await self._stop(turn)
             case "regenerate":
                 return await self._regenerate(bot_name, turn, event)
+            case "continue":
+                return await self._continue(bot_name, turn, event)
             case "new_topic":
                 return await self._new_topic(bot_name, turn, event)
             case _:
@@ -64,6 +67,30 @@ class Buttons:
         question = turn.target.reply_to or next(iter(turn.message_ids), "")
         await self._commands.ask_again(turn, event_id=event.event_id, message_id=question)
         return "toast.regenerating", "success"
+
+    async def _continue(self, bot_name: str, turn: Turn, event: ButtonPressed) -> tuple[str, str]:
+        """Once per answer: a second press finds it asked for already."""
+        wanted = await continuation(self._context, turn.session)
+        if wanted is None or wanted.continues != turn.id:
+            return "toast.cannot_continue", "warning"
+        if self._gate.check(bot_name, event.operator_id, counts=True) is not Verdict.PASS:
+            return "toast.rate", "warning"
+        draft = TurnDraft(
+            session=turn.session,
+            kind=TurnKind.CHAT,
+            lane=Lane.CHAT,
+            asker=turn.asker,
+            question=wanted.question,
+            target=turn.target,
+            message_id="",
+            chat_kind=turn.chat_kind,
+            continues=turn.id,
+        )
+        await self._context.store.accept(
+            Acceptance(event.app_id, f"continue:{turn.id}", event.event_id, draft)
+        )
+        self._context.work.set()
+        return "toast.continuing", "success"
 
     async def _new_topic(self, bot_name: str, turn: Turn, event: ButtonPressed) -> tuple[str, str]:
         draft = TurnDraft(

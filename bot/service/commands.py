@@ -11,21 +11,34 @@ from dataclasses import replace
 
 import structlog
 
-from bot.domain.access import Role
 from bot.domain.catalogue import say
 from bot.domain.commands import Command, parse_command
 from bot.domain.records import Acceptance, Canonical, PastTurn, TurnDraft
-from bot.domain.sessions import policy_of
-from bot.domain.turns import is_terminal, may_control
-from bot.domain.types import Lane, Turn, TurnKind, TurnState, WhileBusy
+from bot.domain.sessions import is_shared, policy_of
+from bot.domain.turns import answering, is_terminal, may_control
+from bot.domain.types import Turn, TurnKind, TurnState, WhileBusy
+from bot.service.connections import budget_lines, connection_lines
 from bot.service.context import Context
-from bot.service.conversation import forget_canonical, tokens_used
+from bot.service.conversation import (
+    cache_keys,
+    first_verbatim,
+    forget_canonical,
+    tokens_used,
+)
+from bot.service.forgetting import Forgetting
+from bot.service.leading import Leading
+from bot.service.listening import Listening
+from bot.service.machine import machine_lines
+from bot.service.memory_commands import Compress, MemoryCommands
+from bot.service.timer_commands import TimerCommands
 from engine.errors import EngineError
+from engine.face import Engine
+from engine.types import EngineStats, KvReuse
 
 log = structlog.get_logger()
 
 # These take effect before the next message is let in: a question sent right behind "/new" belongs to the new topic.
-AT_ONCE = frozenset({Command.STOP, Command.NEW, Command.RESET})
+AT_ONCE = frozenset({Command.STOP, Command.NEW, Command.RESET, Command.FORGET})
 
 
 class CommandExecutor:
@@ -34,8 +47,20 @@ class CommandExecutor:
     Everything here may be repeated by a turn that is taken up after a crash without a second effect that matters.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(
+        self,
+        context: Context,
+        compress: Compress,
+        timers_changed: Callable[[], None],
+        listening: Listening,
+        leading: Leading,
+    ) -> None:
         self._context = context
+        self._leading = leading
+        self._listening = listening
+        memory = MemoryCommands(context, compress)
+        timing = TimerCommands(context, timers_changed)
+        self._words = Forgetting(context, self.cancel)
         self._begun: dict[str, asyncio.Task[str]] = {}
         self._forgetting: set[asyncio.Task[None]] = set()
         self._actions: dict[Command, Callable[[Turn, str], Awaitable[str]]] = {
@@ -46,13 +71,29 @@ class CommandExecutor:
             Command.RETRY: self._retry,
             Command.STATUS: self._status,
             Command.WHOAMI: self._whoami,
+            Command.CONTEXT: memory.context,
+            Command.COMPACT: memory.compact,
+            Command.HISTORY: memory.history,
+            Command.EXPORT: memory.export,
+            Command.SYSTEM: memory.system,
+            Command.FORGET: self._words.forget,
+            Command.REMIND: timing.remind,
+            Command.SCHEDULE: timing.schedule,
+            Command.IGNORE: listening.ignore,
         }
 
     async def at_once(self, turn_id: str, command: Command, bot_name: str) -> None:
-        """Let a just stored `/stop`, `/new` or `/reset` take effect now; its own turn then only says so."""
+        """Let a just stored `/stop`, `/new` or `/reset` take effect now; its own turn then only says so.
+
+        Of `/forget` only the new topic begins now: erasing waits for what runs, which the platform's deadline does not.
+        """
         if command not in AT_ONCE:
             return
         turn = await self._context.store.turn(turn_id)
+        if command is Command.FORGET:
+            if turn is not None:
+                await self._words.leave(turn, bot_name)
+            return
         task = self._begun.get(turn_id)
         if task is None:
             if turn is None or turn.state is not TurnState.QUEUED:  # its own turn was quicker
@@ -101,8 +142,7 @@ class CommandExecutor:
         return say(self._context.settings.language, key, **values)
 
     def _is_admin(self, turn: Turn, bot_name: str) -> bool:
-        role = self._context.settings.access.role(bot_name, turn.asker.user_id)
-        return role is Role.ADMIN
+        return self._context.is_admin(bot_name, turn.asker.user_id)
 
     # -- the commands ------------------------------------------------------------------------------------------------
     async def _help(self, _turn: Turn, _bot_name: str) -> str:
@@ -117,11 +157,16 @@ class CommandExecutor:
         await self._next_epoch(turn, erase=False)
         return self._say("new.done")
 
-    async def _reset(self, turn: Turn, bot_name: str) -> str:
+    async def _reset(self, turn: Turn, _bot_name: str) -> str:
+        keys = cache_keys(turn.session_id, await self._context.store.summary(turn.session_id))
         await self._next_epoch(turn, erase=True)
         for other in await self._context.store.unfinished_turns(turn.session_id):
             await self.cancel(other.id)
-        self._forget(turn.session_id, bot_name)
+        for engine in self._context.engines.values():
+            for key in keys:
+                self._forget(engine, key)
+        if is_shared(turn.session):
+            await self._context.store.unhear(turn.session.app_id, chat_id=turn.session.chat_id)
         return self._say("reset.done")
 
     async def _next_epoch(self, turn: Turn, *, erase: bool) -> None:
@@ -144,7 +189,7 @@ class CommandExecutor:
 
     async def _retry(self, turn: Turn, bot_name: str) -> str:
         store = self._context.store
-        if await store.unfinished_turns(turn.session_id):
+        if answering(await store.unfinished_turns(turn.session_id)):
             return self._say("retry.running")
         last = await store.last_chat_turn(turn.session_id)
         if last is None:
@@ -170,11 +215,32 @@ class CommandExecutor:
             await self._token_line(model, canonical, past),
             self._say("status.policy", policy=policy, turns=len(past)),
         ]
-        first = canonical.window_from_turn_no if canonical is not None else 0
-        n_dropped = sum(1 for one in past if one.turn_no < first)
+        if stats.step_back:
+            lines.insert(1, self._say("status.step_back", what=stats.step_back))
+        if self._is_admin(turn, bot_name):
+            lines += self._admin_lines(model, stats)
+        info = self._context.engines[model].info
+        if info and info.kv_reuse in (KvReuse.WINDOW, KvReuse.TURN_ENDS):
+            lines.append(self._say(f"status.reuse.{info.kv_reuse.value}"))
+        if self._listening.is_on_in(bot_name, turn.chat_kind, turn.session.chat_id):
+            lines.append(self._say("status.listening"))
+        summary = await self._context.store.summary(turn.session_id)
+        first = first_verbatim(canonical, None)
+        covered = summary.covers_turn_no if summary is not None else 0
+        n_dropped = sum(1 for one in past if covered < one.turn_no < first)
         if n_dropped:
             lines.append(self._say("status.dropped", n=n_dropped))
         return "\n".join(lines)
+
+    def _admin_lines(self, model: str, stats: EngineStats) -> list[str]:
+        lines = [self._say("status.plan", plan=stats.plan)] if stats.plan else []
+        if stats.lacks:
+            lines.append(self._say("status.lacks", what=stats.lacks))
+        if self._context.machine is not None:
+            language = self._context.settings.language
+            lines += machine_lines(language, self._context.machine, model)
+        lines += connection_lines(self._context.settings, self._leading)
+        return lines + budget_lines(self._context.settings.language, self._context.adapters)
 
     # -- their parts -------------------------------------------------------------------------------------------------
     def _queue_line(self, turn: Turn) -> str:
@@ -222,7 +288,7 @@ class CommandExecutor:
         draft = TurnDraft(
             session=last.session,
             kind=TurnKind.CHAT,
-            lane=Lane.CHAT,
+            lane=last.lane,
             asker=last.asker,
             question=last.question,
             target=last.target,
@@ -230,6 +296,9 @@ class CommandExecutor:
             chat_kind=last.chat_kind,
             while_busy=WhileBusy.QUEUE,
             attachments=last.attachments,
+            continues=last.continues,
+            quotes=last.quotes,
+            again_of=last.id,
         )
         accepted = await store.accept(
             Acceptance(last.session.app_id, f"again:{last.id}", event_id, draft)
@@ -237,9 +306,8 @@ class CommandExecutor:
         self._context.work.set()
         return accepted.turn_id
 
-    def _forget(self, session_id: str, bot_name: str) -> None:
-        engine = self._context.engines[self._context.model_of(bot_name)]
-        task = asyncio.create_task(engine.forget(session_id))
+    def _forget(self, engine: Engine, key: str) -> None:
+        task = asyncio.create_task(engine.forget(key))
         self._forgetting.add(task)
         task.add_done_callback(self._forgotten)
 

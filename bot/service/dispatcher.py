@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import structlog
 
@@ -29,16 +30,23 @@ LEASE_S = 15.0
 CROWDED_PASS_S = 0.02
 LONGEST_PAUSE_S = 0.5
 POLL_S = 2.0
-PRUNE_EVERY_S = 3600.0
 
 
 class Dispatcher:
     """Owns every turn task and the two loops; adds to and removes from the board."""
 
-    def __init__(self, context: Context, runner: TurnRunner, owner: str) -> None:
+    def __init__(
+        self,
+        context: Context,
+        runner: TurnRunner,
+        owner: str,
+        elsewhere: Callable[[], frozenset[str]],
+    ) -> None:
+        """`elsewhere` names the apps whose turns another process must answer, now."""
         self._context = context
         self._runner = runner
         self._owner = owner
+        self._elsewhere = elsewhere
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
         # Held while the database and `_tasks` are brought to agree about who holds what.
@@ -88,14 +96,17 @@ class Dispatcher:
                 log.warning("claim_failed", error=str(error))
             except Exception:
                 log.exception("claim_crashed")
-            await self._context.clock.wait(self._context.work, POLL_S)
+            pause_s = self._context.pastes.next_end_s(at_most=POLL_S)
+            await self._context.clock.wait(self._context.work, pause_s)
 
     async def _claim(self) -> None:
         while True:
             await _let_others_run()
             limit = min(CLAIM_BATCH, max(MIN_CLAIM, MAX_HELD - len(self._tasks)))
             async with self._books:
-                turns = await self._context.store.claim(self._owner, LEASE_S, limit)
+                turns = await self._context.store.claim(
+                    self._owner, LEASE_S, limit, without=self._elsewhere()
+                )
                 for turn in turns:
                     self._begin(turn)
             if len(turns) < limit or len(self._tasks) >= MAX_HELD:
@@ -150,16 +161,12 @@ class Dispatcher:
     # -- leases ------------------------------------------------------------------------------------------------------
     async def _lease_loop(self) -> None:
         clock = self._context.clock
-        pruned_at = clock.monotonic()
         while True:
             await clock.sleep(LEASE_S / 3)
             try:
                 await self._renew()
                 if await self._context.store.recover(self._owner):
                     self.wake()
-                if clock.monotonic() - pruned_at >= PRUNE_EVERY_S:
-                    pruned_at = clock.monotonic()
-                    log.info("dedupe_pruned", n=await self._context.store.prune())
             except HearthError as error:
                 log.warning("lease_renewal_failed", error=str(error))
             except Exception:

@@ -6,7 +6,7 @@ Trouble that passes (a dying engine, a full queue) is retried from the token ids
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import structlog
 
@@ -18,19 +18,28 @@ from bot.service.board import ActiveTurn, StopReason
 from bot.service.context import Context
 from bot.service.conversation import Conversation, Prepared
 from bot.service.ledger import ReplyLedger
+from bot.service.quoting import looked_up
+from bot.service.slots import LineFull, Slot
+from bot.service.standing import Standing
 from bot.service.streamer import Streamer
-from engine.errors import EngineBusy, EngineConfigError, EngineUnavailable, PromptTooLong
+from bot.service.trouble import Trouble, trouble_of
+from engine.errors import (
+    EngineBusy,
+    EngineConfigError,
+    EngineError,
+    EngineUnavailable,
+    PromptTooLong,
+    TextRefused,
+)
 from engine.face import Engine
 from engine.types import (
     Delta,
     EngineEvent,
     EngineRequest,
     Failed,
-    FailureCode,
     Finished,
     FinishReason,
     ModelInfo,
-    Priority,
     Progress,
     Queued,
     Started,
@@ -51,16 +60,6 @@ THINKING_STATUS_AFTER_S = 1.5
 LOADING_STATUS_AFTER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """A try that failed. `notice` is the catalogue key of what the person is told when it was the last one."""
-
-    retryable: bool
-    notice: str
-    detail: str
-    after_s: float = 0.0
-
-
 class Generation:
     """Makes one turn's answer. Owned by the turn's task; `stop` is the polite way to end it early."""
 
@@ -77,9 +76,11 @@ class Generation:
         self._turn = active.turn
         self._ledger = ledger
         self._streamer = streamer
-        self._app_bot = bot_name
+        self._standing = Standing(context, active.turn, bot_name, ledger)
+        self._bot_name = bot_name
         self._model_name = context.model_of(bot_name)
         self._engine: Engine = context.engines[self._model_name]
+        self._slots = context.slots[self._model_name]
         adapter = context.adapters[bot_name]
         self._conversation = Conversation(context, self._turn, adapter.display_name, self._engine)
         self._request_id = ""
@@ -87,14 +88,53 @@ class Generation:
         self._waiting_since = context.clock.monotonic()
         self._prefill_since = 0.0
         self._restarted = False
-        self._memory: tuple[Prepared, tuple[int, ...]] | None = None
+        self._memory: tuple[Prepared, tuple[int, ...], bool] | None = None
 
     async def run(self) -> None:
-        """Generate until the ledger is final. Raises only what is a fault of ours (a store that fails, a bug)."""
+        """Wait for a slot, then generate until the ledger is final. Raises only what is a fault of ours (a store that fails,
+        a bug).
+        """
+        standing, wait = self._standing, self._context.clock.wait
+        await self._look_around()
+        if self._ledger.final:
+            return
+        try:
+            with self._slots.enter(standing.owner, standing.priority, self._wait_in_line) as slot:
+                if await wait(slot.turn_came, standing.patience_s):
+                    await self._generate(slot)
+                else:
+                    log.info("waited_too_long", waited_s=round(standing.waited_s, 1))
+                    self._ledger.end(Outcome.FAILED, self._say("end.waited"))
+        except LineFull as full:
+            log.info("line_full", n_waiting=full.n_waiting, own=full.own)
+            key = "end.too_many_own" if full.own else "end.line_full"
+            self._ledger.end(Outcome.FAILED, self._say(key, n=full.n_waiting))
+
+    async def _look_around(self) -> None:
+        """Before the line, where nobody waits behind a download: what the question refers to, and what came with it.
+
+        Files without a question are the whole turn, unless they came with words of somebody else's.
+        """
+        conversation, turn = self._conversation, self._turn
+        adapter = self._context.adapters[self._bot_name]
+        if turn.quotes:
+            conversation.quotes = await looked_up(self._context, turn, adapter)
+        if files := conversation.files():
+            self._streamer.status(self._say("waiting.document"), LOADING_STATUS_AFTER_S)
+            with_files = replace(turn, attachments=files)
+            conversation.documents = await self._context.documents.read(with_files, adapter)
+            self._streamer.status("")
+        if turn.question.strip() or any(quote.text for quote in conversation.quotes):
+            return
+        said = await conversation.acknowledge() if files else self._say("hint.empty")
+        self._ledger.end(Outcome.COMPLETE, text=said)
+
+    async def _generate(self, slot: Slot) -> None:
+        """Try until it is done. The slot is kept meanwhile: who was being served when the engine died goes on first."""
         tries = 0
         while not self._ledger.final:
             n_before = self._ledger.n_ids
-            trouble = await self._try()
+            trouble = await self._try(slot)
             if trouble is None:
                 return
             tries = 1 if self._ledger.n_ids > n_before else tries + 1
@@ -119,24 +159,32 @@ class Generation:
     async def remember(self) -> None:
         """Store what later turns need. Called once the final reply is on disk."""
         if self._memory is not None:
-            await self._conversation.remember(*self._memory)
+            prepared, answer_ids, has_thinking = self._memory
+            await self._conversation.remember(prepared, answer_ids, has_thinking=has_thinking)
 
     # -- one try -----------------------------------------------------------------------------------------------------
-    async def _try(self) -> Trouble | None:
+    async def _try(self, slot: Slot) -> Trouble | None:
         try:
-            async with self._context.slots[self._model_name].take(self._wait_in_line):
-                info = await self._ready()
-                prepared = await self._conversation.prepare(info)
-                self._continue_or_restart(prepared)
-                return await self._request(prepared)
+            self._slots.queued(slot)
+            info = await self._ready()
+            prepared = await self._conversation.prepare(info)
+            self._continue_or_restart(prepared)
+            return await self._request(prepared, slot)
         except EngineUnavailable as error:
             return Trouble(True, "end.no_model", str(error))
         except EngineConfigError as error:
             return Trouble(False, "end.no_model", str(error))
         except EngineBusy as error:
             return Trouble(True, "end.no_model", str(error), error.retry_after_s)
-        except (CannotFit, PromptTooLong) as error:
+        except CannotFit as error:
+            key = "end.system_fills" if error.system_fills else "end.too_long"
+            return Trouble(False, key, str(error))
+        except PromptTooLong as error:
             return Trouble(False, "end.too_long", type(error).__name__)
+        except TextRefused as error:
+            return Trouble(False, "end.poison", str(error))
+        except EngineError as error:  # the template refuses the messages: it would again
+            return Trouble(False, "end.failed", str(error))
         finally:
             self._active.answering = False
 
@@ -158,7 +206,7 @@ class Generation:
         self._streamer.status(self._say("waiting.restarting"))
         self._streamer.poke()
 
-    async def _request(self, prepared: Prepared) -> Trouble | None:
+    async def _request(self, prepared: Prepared, slot: Slot) -> Trouble | None:
         request = self._make_request(prepared)
         if self._ledger.n_ids >= prepared.built.plan.max_new_tokens:
             ended = Finished(request_id=request.id, reason=FinishReason.LENGTH, usage=Usage())
@@ -170,10 +218,10 @@ class Generation:
         try:
             async for event in events:
                 if isinstance(event, Failed):
-                    return _trouble_of(event)
+                    return trouble_of(event)
                 if isinstance(event, Finished):
                     return self._finished(prepared, event)
-                self._apply(event)
+                self._apply(event, slot)
         finally:
             self._request_id = ""
             await _close(events)
@@ -182,20 +230,21 @@ class Generation:
     def _make_request(self, prepared: Prepared) -> EngineRequest:
         turn, plan = self._turn, prepared.built.plan
         settings = self._context.settings
-        is_admin = settings.access.role(self._app_bot, turn.asker.user_id).value == "admin"
         self._n_requests += 1
         return EngineRequest(
             id=f"{turn.id}.{turn.attempt}.{self._n_requests}",
             prompt_tokens=plan.tokens,
             messages=() if plan.tokens else prepared.built.messages,
-            generated_tokens=self._ledger.snapshot.token_ids,
-            max_new_tokens=plan.max_new_tokens,
+            generated_tokens=(*prepared.begun_ids, *self._ledger.snapshot.token_ids),
+            max_new_tokens=len(prepared.begun_ids) + plan.max_new_tokens,
             stop=settings.stop(self._model_name),
             sampling=settings.sampling(self._model_name),
-            cache_key=turn.session_id,
-            owner=f"{turn.session.app_id}:{turn.asker.user_id}",
+            cache_key=prepared.cache_key,
+            lineage=turn.id,
+            owner=self._standing.owner,
             scope=turn.session.app_id,
-            priority=Priority.ADMIN if is_admin else Priority.PERSON,
+            priority=self._standing.priority,
+            deadline_s=self._standing.patience_s or 0.0,
             thinking_open=plan.thinking_open,
             n_shared_prefix=plan.n_shared_prefix,
         )
@@ -208,12 +257,12 @@ class Generation:
         after_s = QUEUE_STATUS_AFTER_S + QUEUE_STATUS_PER_TURN_S * len(self._context.board)
         self._streamer.status(text, max(0.0, after_s - waited_s))
 
-    def _apply(self, event: Queued | Progress | Started | Delta) -> None:
+    def _apply(self, event: Queued | Progress | Started | Delta, slot: Slot) -> None:
         match event:
             case Queued(place=place):
-                self._context.slots[self._model_name].engine_waiting = place
-                self._wait_in_line(place)
+                self._slots.queued(slot, place)
             case Started():
+                self._slots.started(slot)
                 self._started()
             case Progress(done_tokens=done, total_tokens=total):
                 self._progress(done, total)
@@ -245,15 +294,20 @@ class Generation:
         return None
 
     def _end(self, prepared: Prepared, event: Finished) -> None:
-        ids = self._ledger.snapshot.token_ids
+        ids = (*prepared.begun_ids, *self._ledger.snapshot.token_ids)
         answer = ids[event.answer_start : event.answer_start + event.n_answer]
-        outcome, notice = self._outcome(event)
-        self._memory = (prepared, () if outcome is Outcome.SILENT else answer)
+        outcome, notice = self._outcome(event, goes_on=bool(prepared.begun_ids))
+        kept = () if outcome is Outcome.SILENT else answer
+        self._memory = (prepared, kept, event.answer_start > 0)
         notices = [self._say(notice)] if notice else []
         if self._restarted and outcome is not Outcome.SILENT:
             notices.append(self._say("end.restarted"))
         if prepared.question_cut:
             notices.append(self._say("end.cut"))
+        if outcome is not Outcome.SILENT:
+            notices += prepared.notices
+        if prepared.note and outcome in {Outcome.COMPLETE, Outcome.LENGTH, Outcome.STOPPED}:
+            notices.append(self._say(prepared.note))
         self._ledger.end(outcome, " ".join(notices))
         log.info(
             "generated",
@@ -266,35 +320,20 @@ class Generation:
             decode_s=round(event.usage.decode_s, 3),
         )
 
-    def _outcome(self, event: Finished) -> tuple[Outcome, str]:
+    def _outcome(self, event: Finished, *, goes_on: bool) -> tuple[Outcome, str]:
         """How the reply ends, and the catalogue key of the sentence that says why."""
         if self._active.reason is StopReason.SILENT:
             return Outcome.SILENT, ""
         if event.reason is FinishReason.CANCELLED:
             return Outcome.STOPPED, "end.stopped"
         if not self._ledger.answer:
-            return Outcome.FAILED, "end.empty"
+            return Outcome.FAILED, "end.no_more" if goes_on else "end.empty"
         if event.reason is FinishReason.LENGTH:
             return Outcome.LENGTH, "end.length"
         return Outcome.COMPLETE, ""
 
     def _say(self, key: str, **values: object) -> str:
         return say(self._context.settings.language, key, **values)
-
-
-def _trouble_of(event: Failed) -> Trouble:
-    notices = {
-        FailureCode.TOO_LONG: "end.too_long",
-        FailureCode.BUSY: "end.no_model",
-        FailureCode.ENGINE_DIED: "end.no_model",
-        FailureCode.UPSTREAM: "end.no_model",
-    }
-    return Trouble(
-        event.retryable,
-        notices.get(event.code, "end.failed"),
-        f"{event.code.value}: {event.message}",
-        event.retry_after_s,
-    )
 
 
 async def _close(events: AsyncIterator[EngineEvent]) -> None:

@@ -15,8 +15,15 @@ class ReplyLedger:
     """
 
     def __init__(
-        self, store: Store, turn_id: str, snapshot: Snapshot | None, parts: Sequence[ReplyPart]
+        self,
+        store: Store,
+        turn_id: str,
+        snapshot: Snapshot | None,
+        parts: Sequence[ReplyPart],
+        *,
+        keeps_edges: bool = False,
     ) -> None:
+        """`keeps_edges`: space at the start belongs to the text, since it goes on with another one."""
         self._store = store
         self._turn_id = turn_id
         self._parts = {part.n: part for part in parts if part.n >= 0}
@@ -26,6 +33,7 @@ class ReplyLedger:
         self._ids = list(self._snapshot.token_ids)
         self._pieces = [self._snapshot.text]
         self._n_before_restart = 0
+        self._keeps_edges = keeps_edges
 
     @property
     def turn_id(self) -> str:
@@ -50,7 +58,8 @@ class ReplyLedger:
     @property
     def has_text(self) -> bool:
         """There is something to show."""
-        return any(self._pieces) if self._stale else bool(self._snapshot.text)
+        pieces = self._pieces if self._stale else (self._snapshot.text,)
+        return any(piece and not piece.isspace() for piece in pieces)
 
     @property
     def n_ids(self) -> int:
@@ -71,7 +80,7 @@ class ReplyLedger:
         """Add what the model said."""
         if not token_ids and not text:
             return
-        if text and not any(self._pieces):
+        if text and not self._keeps_edges and not any(self._pieces):
             text = text.lstrip()
         self._ids.extend(token_ids)
         self._pieces.append(text)
@@ -87,12 +96,14 @@ class ReplyLedger:
         self._touch()
 
     def end(self, outcome: Outcome, notice: str = "", *, text: str | None = None) -> None:
-        """The last change. Later ones are not allowed."""
+        """The last change. Later ones are not allowed. A cut text keeps its last space: it may go on."""
         last = self.snapshot
         self._rev += 1
+        if text is None:
+            text = last.text if outcome is Outcome.LENGTH else last.text.rstrip()
         self._snapshot = Snapshot(
             self._rev,
-            last.text.rstrip() if text is None else text,
+            text,
             last.token_ids,
             outcome,
             notice,

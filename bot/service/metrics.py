@@ -36,6 +36,9 @@ class ServiceMetrics:
             "hearth_show_errors_total", "Failed attempts to show a reply, by class of error.", ["error"],
             registry=registry,
         )  # fmt: skip
+        self.ratings = Counter(
+            "hearth_ratings_total", "Answers that people judged, by verdict.", ["verdict"], registry=registry
+        )  # fmt: skip
         self.engine_retries = Counter(
             "hearth_engine_retries_total", "Requests sent to the engine again.", registry=registry
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from bot.config import AccessConfig, ChatConfig, Config
-from bot.domain.access import AccessList
+from bot.domain.access import AccessList, Role
 from bot.domain.catalogue import Language
 from bot.domain.types import SessionPolicy, WhileBusy
-from engine.types import Sampling
+from engine.types import Priority, Sampling
 
 
 class Settings:
@@ -37,6 +37,13 @@ class Settings:
     def access(self) -> AccessList:
         """The people of [access]."""
         return self._access
+
+    def priority(self, bot_name: str, user_id: str) -> int:
+        """How early a person is served, in the engine's terms: admins, then the tiers, then everybody."""
+        if self._access.role(bot_name, user_id) is Role.ADMIN:
+            return Priority.ADMIN
+        tier = self._access.tier(bot_name, user_id)
+        return Priority.PERSON if tier is None else Priority.ADMIN + 1 + tier
 
     @property
     def language(self) -> Language:
@@ -81,4 +88,6 @@ class Settings:
 
 
 def _access_list(access: AccessConfig) -> AccessList:
-    return AccessList.parse(admins=access.admins, allow=access.allow, deny=access.deny)
+    return AccessList.parse(
+        admins=access.admins, allow=access.allow, deny=access.deny, tiers=access.tiers
+    )

@@ -21,7 +21,8 @@ from bot.service.views import ViewMaker
 
 log = structlog.get_logger()
 
-MAX_BACKOFF_S = 60.0
+# A person waits: a storm that is over must not be waited out for another minute.
+MAX_BACKOFF_S = 15.0
 MAX_FAULTS = 6
 GROWTH_COMMIT_S = 2.0
 

@@ -7,18 +7,19 @@ after the platform acknowledged it. Whatever is cut off between is taken up by t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from bot.domain.catalogue import say
 from bot.domain.turns import Work, state_of, work_of
-from bot.domain.types import Outcome, ReplyPart, Turn, TurnKind, TurnState
+from bot.domain.types import Lane, Outcome, ReplyPart, Turn, TurnKind, TurnState
 from bot.errors import HearthError
 from bot.platforms.base import PlatformAdapter
 from bot.service.board import ActiveTurn, StopReason
 from bot.service.commands import CommandExecutor
 from bot.service.context import Context
+from bot.service.digest import Digest
 from bot.service.generation import Generation
 from bot.service.ledger import ReplyLedger
 from bot.service.streamer import Delivery, Streamer
@@ -36,10 +37,21 @@ SIGN_MAX_AGE_S = 120.0
 class TurnRunner:
     """Runs claimed turns for one owner id. Holds no state of a turn: that is in `_Running`."""
 
-    def __init__(self, context: Context, commands: CommandExecutor, owner: str) -> None:
+    def __init__(
+        self,
+        context: Context,
+        commands: CommandExecutor,
+        owner: str,
+        on_answered: Callable[[Turn, str], None] = lambda _turn, _bot: None,
+        on_untold: Callable[[Turn], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_answered` is told of every question that was answered, with the bot's name; `on_untold` of what the bot had to say
+        of its own accord and could not."""
         self._context = context
         self._commands = commands
         self._owner = owner
+        self._on_answered = on_answered
+        self._on_untold = on_untold
 
     async def run(self, active: ActiveTurn) -> None:
         """Bring a turn to its end, or release it. Raises what a store or adapter should not raise."""
@@ -52,7 +64,7 @@ class TurnRunner:
             )
             return
         snapshot, parts = await store.reply(turn.id)
-        ledger = ReplyLedger(store, turn.id, snapshot, parts)
+        ledger = ReplyLedger(store, turn.id, snapshot, parts, keeps_edges=bool(turn.continues))
         running = _Running(self._context, active, adapter, ledger, parts)
         work = work_of(turn, snapshot)
         log.info("turn_begun", kind=turn.kind.value, work=work.value, attempt=turn.attempt)
@@ -63,6 +75,8 @@ class TurnRunner:
         answering = work is Work.GENERATE
         delivery = await (running.answer() if answering else running.deliver())
         await self._close(active, ledger, delivery)
+        if answering and ledger.final:
+            self._on_answered(turn, adapter.name)
 
     async def give_up(self, active: ActiveTurn) -> None:
         """A turn that failed again and again by our own fault ends with a friendly sentence."""
@@ -92,9 +106,16 @@ class TurnRunner:
             turn.id, self._owner, state, error="the reply could not be delivered" if gave_up else ""
         )
         self._context.signs.clear(turn.id)
+        if delivery is not Delivery.DELIVERED and self._on_untold and _is_announcement(turn):
+            await self._on_untold(turn)
         self._commands.collected(turn.id)
         self._context.metrics.turns.labels(turn.kind.value, outcome.value).inc()
         log.info("turn_finished", state=state.value, outcome=outcome.value, held=held)
+
+
+def _is_announcement(turn: Turn) -> bool:
+    """What the bot says of its own accord: nobody asked."""
+    return turn.kind is TurnKind.NOTICE and not turn.asker.user_id
 
 
 class _Running:
@@ -131,7 +152,8 @@ class _Running:
     async def answer(self) -> Delivery:
         """Generate and show at the same time."""
         self._sign()
-        generation = Generation(
+        maker = Digest if self._turn.lane is Lane.BACKGROUND else Generation
+        generation = maker(
             self._context, self._active, self._adapter.name, self._ledger, self._streamer
         )
         make = asyncio.create_task(generation.run())
@@ -176,7 +198,7 @@ class _Running:
             self._ledger.end(Outcome.STOPPED, say(self._language, "end.stopped"))
 
     # -- inside ------------------------------------------------------------------------------------------------------
-    async def _end_making(self, make: asyncio.Task[None], generation: Generation) -> None:
+    async def _end_making(self, make: asyncio.Task[None], generation: Generation | Digest) -> None:
         """Wait for the generation; when it is to end early, politely first."""
         polite = self._active.reason in {StopReason.CANCELLED, StopReason.SILENT}
         if not make.done() and polite and await generation.stop():
@@ -197,7 +219,7 @@ class _Running:
             case _:
                 pass
 
-    async def _remember(self, generation: Generation) -> None:
+    async def _remember(self, generation: Generation | Digest) -> None:
         try:
             await generation.remember()
         except HearthError as error:  # the next prompt is rendered whole instead

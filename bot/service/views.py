@@ -18,10 +18,11 @@ class ViewMaker:
 
     def make(self, snapshot: Snapshot, status: str = "") -> ReplyView:
         """The view of a snapshot; the status counts only while there is no text."""
+        text = snapshot.text.strip() if snapshot.final else snapshot.text.lstrip()
         return ReplyView(
             rev=snapshot.rev,
-            text=snapshot.text,
-            status="" if snapshot.text or snapshot.final else status,
+            text=text,
+            status="" if text or snapshot.final else status,
             outcome=snapshot.outcome,
             notice=snapshot.notice,
             summary=self._summary(snapshot),
@@ -39,5 +40,7 @@ class ViewMaker:
     def _buttons(self, snapshot: Snapshot) -> tuple[Button, ...]:
         if not self._interactive or snapshot.outcome is Outcome.SILENT:
             return ()
-        actions = ("regenerate", "new_topic") if snapshot.final else ("stop",)
+        actions: tuple[str, ...] = ("regenerate", "new_topic") if snapshot.final else ("stop",)
+        if snapshot.outcome is Outcome.LENGTH:
+            actions = ("continue", *actions)
         return tuple(Button(action, say(self._language, f"button.{action}")) for action in actions)

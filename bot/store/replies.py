@@ -93,13 +93,14 @@ class Replies:
         }
 
     async def save_answer_tokens(
-        self, turn_id: str, fingerprint: str, answer_token_ids: Sequence[int]
+        self, turn_id: str, fingerprint: str, answer_token_ids: Sequence[int], n_question: int = 0
     ) -> None:
         """See ports.Store."""
         row = {
             "turn_id": turn_id,
             "fingerprint": fingerprint,
             "token_ids": tuple(answer_token_ids),
+            "n_question": n_question,
         }
         await self._db.write(lambda c: c.execute(self._put_tokens, row).close())
 

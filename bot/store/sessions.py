@@ -1,6 +1,6 @@
 """Sessions: which epoch of a conversation is current, its canonical tokens, and the policy set for a chat.
 
-Owns the tables sessions, canonical and chat_settings.
+Owns the tables sessions, canonical, summaries and chat_settings.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import uuid
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from bot.domain.records import Canonical, SessionInfo
+from bot.domain.records import Canonical, SessionInfo, Summary
 from bot.domain.types import SessionKey, SessionPolicy
+from bot.store import documents, search
 from bot.store.db import Database
-from bot.store.tables import AnyRow, canonical, chat_settings, sessions
+from bot.store.tables import AnyRow, canonical, chat_settings, sessions, summaries
 
 
 def key_hash(key: SessionKey) -> str:
@@ -37,7 +38,24 @@ def _read_info(row: AnyRow) -> SessionInfo:
         created_at=row.created_at,
         last_turn_no=row.last_turn_no,
         noted_date=row.noted_date,
+        told_from_turn_no=row.told_from_turn_no,
     )
+
+
+def _is_erased(connection: Connection, session_id: str) -> bool:
+    """Whether /reset has ended a session: whatever still runs for it must not bring it back."""
+    query = sa.select(sessions.c.erased).where(sessions.c.id == session_id)
+    return bool(connection.execute(query).scalar())
+
+
+def erase_memory(connection: Connection, session_id: str) -> None:
+    """What a session's turns were made into goes. Of its summary the number stays: by it the engine's copies are named, and
+    whoever drops them may come later, after a crash."""
+    connection.execute(sa.delete(canonical).where(canonical.c.session_id == session_id))
+    blank = sa.update(summaries).where(summaries.c.session_id == session_id)
+    connection.execute(blank.values(text="", n_tokens=0, covers_turn_no=0))
+    documents.erase_session(connection, session_id)
+    search.erase(connection, session_id)
 
 
 # Written out: a plan prepared for any parameter cannot use an index that holds current sessions only.
@@ -83,6 +101,7 @@ class Sessions:
             "erased": 0,
             "last_turn_no": last_turn_no,
             "noted_date": "",
+            "told_from_turn_no": 0,
             "created_at": self._db.clock(),
         }
 
@@ -112,7 +131,7 @@ class Sessions:
             )
             old = connection.execute(closing.returning(sessions)).one()
             if erase_from_prompt:
-                connection.execute(sa.delete(canonical).where(canonical.c.session_id == old_id))
+                erase_memory(connection, old_id)
             fresh = sa.insert(sessions).values(self._fresh(key, epoch=old.epoch + 1))
             return _read_info(old), _read_info(connection.execute(fresh.returning(sessions)).one())
 
@@ -142,27 +161,68 @@ class Sessions:
         """See ports.Store. A session that /reset has erased takes none: a turn that ends late must not bring it back."""
 
         def work(connection: Connection) -> None:
-            connection.execute(sa.delete(canonical).where(canonical.c.session_id == session_id))
-            if tokens is None:
-                return
-            erased = connection.execute(
-                sa.select(sessions.c.erased).where(sessions.c.id == session_id)
-            ).scalar()
-            if erased:
-                return
-            connection.execute(
-                sa.insert(canonical).values(
-                    session_id=session_id,
-                    fingerprint=tokens.fingerprint,
-                    token_ids=tokens.token_ids,
-                    boundaries=tokens.boundaries,
-                    window_from_turn_no=tokens.window_from_turn_no,
-                    covers_turn_no=tokens.covers_turn_no,
-                    updated_at=self._db.clock(),
-                )
-            )
+            self._put_canonical(connection, session_id, tokens)
 
         await self._db.write(work)
+
+    def _put_canonical(
+        self, connection: Connection, session_id: str, tokens: Canonical | None
+    ) -> None:
+        connection.execute(sa.delete(canonical).where(canonical.c.session_id == session_id))
+        if tokens is None or _is_erased(connection, session_id):
+            return
+        connection.execute(
+            sa.insert(canonical).values(
+                session_id=session_id,
+                fingerprint=tokens.fingerprint,
+                token_ids=tokens.token_ids,
+                boundaries=tokens.boundaries,
+                window_from_turn_no=tokens.window_from_turn_no,
+                covers_turn_no=tokens.covers_turn_no,
+                updated_at=self._db.clock(),
+            )
+        )
+
+    # -- summaries ---------------------------------------------------------------------------------------------------
+    async def summary(self, session_id: str) -> Summary | None:
+        """See ports.Store."""
+
+        def find(connection: Connection) -> Summary | None:
+            row = connection.execute(
+                sa.select(summaries).where(summaries.c.session_id == session_id)
+            ).one_or_none()
+            if row is None:
+                return None
+            return Summary(
+                row.session_id, row.rev, row.covers_turn_no, row.text, row.n_tokens, row.how
+            )
+
+        return await self._db.read(find)
+
+    async def save_summary(self, summary: Summary, tokens: Canonical) -> bool:
+        """See ports.Store."""
+
+        def work(connection: Connection) -> bool:
+            mine = summaries.c.session_id == summary.session_id
+            rev = connection.execute(sa.select(summaries.c.rev).where(mine)).scalar()
+            if _is_erased(connection, summary.session_id) or (rev or 0) >= summary.rev:
+                return False
+            connection.execute(sa.delete(summaries).where(mine))
+            connection.execute(
+                sa.insert(summaries).values(
+                    session_id=summary.session_id,
+                    rev=summary.rev,
+                    covers_turn_no=summary.covers_turn_no,
+                    text=summary.text,
+                    n_tokens=summary.n_tokens,
+                    how=summary.how,
+                    created_at=self._db.clock(),
+                )
+            )
+            self._put_canonical(connection, summary.session_id, tokens)
+            return True
+
+        return await self._db.write(work)
 
     # -- chats -------------------------------------------------------------------------------------------------------
     async def chat_policy(self, app_id: str, chat_id: str) -> SessionPolicy | None:

@@ -128,6 +128,8 @@ sessions = sa.Table(
     sa.Column("last_turn_no", sa.Integer, nullable=False),
     sa.Column("noted_date", Words, nullable=False),
     sa.Column("created_at", Moment, nullable=False),
+    # The first turn that prompts still show as it was said, as people were told last.
+    sa.Column("told_from_turn_no", sa.Integer, nullable=False, server_default=sa.text("0")),
     sa.UniqueConstraint("key_hash", "epoch"),
     sa.Index(
         "ux_sessions_current",
@@ -149,6 +151,18 @@ canonical = sa.Table(
     sa.Column("window_from_turn_no", sa.Integer, nullable=False),
     sa.Column("covers_turn_no", sa.Integer, nullable=False),
     sa.Column("updated_at", Moment, nullable=False),
+)
+
+summaries = sa.Table(
+    "summaries",
+    metadata,
+    sa.Column("session_id", sa.Text, sa.ForeignKey("sessions.id"), primary_key=True),
+    sa.Column("rev", sa.Integer, nullable=False),
+    sa.Column("covers_turn_no", sa.Integer, nullable=False),
+    sa.Column("text", Words, nullable=False),
+    sa.Column("n_tokens", sa.Integer, nullable=False),
+    sa.Column("how", sa.Text, nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
 )
 
 turns = sa.Table(
@@ -179,6 +193,11 @@ turns = sa.Table(
     sa.Column("lease_until", sa.BigInteger),
     sa.Column("created_at", Moment, nullable=False),
     sa.Column("finished_at", Moment),
+    # The turn whose cut answer this one goes on with; "" = an ordinary question.
+    sa.Column("continues", sa.Text, nullable=False, server_default=sa.text("''")),
+    sa.Column("quotes", Words, nullable=False, server_default=sa.text("'[]'")),
+    # Not begun before (microseconds by the database's clock): the next part of a long paste may come.
+    sa.Column("hold_until", sa.BigInteger),
     sa.UniqueConstraint("id"),
     sa.UniqueConstraint("session_id", "turn_no"),
     # The rule of the house, kept by the database itself: one RUNNING turn per (session, lane).
@@ -190,6 +209,8 @@ turns = sa.Table(
         sqlite_where=sa.text("state = 'running'"),
         postgresql_where=sa.text("state = 'running'"),
     ),
+    # How much somebody asked today.
+    sa.Index("ix_turns_asker", "asker_id", "created_at"),
     # Both hold only waiting turns, so that a claim costs the same however long the history is.
     sa.Index(
         "ix_turns_waiting",
@@ -217,6 +238,10 @@ inbound = sa.Table(
     sa.Column("event_id", Words, nullable=False),
     sa.Column("turn_id", sa.Text, sa.ForeignKey("turns.id"), nullable=False),
     sa.Column("received_at", Moment, nullable=False),
+    # What it brought of the turn's question, files and quotes; NULL = the turn is not made of its messages.
+    sa.Column("n_chars", sa.Integer),
+    sa.Column("n_attachments", sa.Integer),
+    sa.Column("n_quotes", sa.Integer),
     sa.Index("ix_inbound_message", "app_id", "message_id"),
     sa.Index("ix_inbound_turn", "turn_id"),
 )
@@ -239,6 +264,8 @@ answer_tokens = sa.Table(
     sa.Column("turn_id", sa.Text, sa.ForeignKey("turns.id"), primary_key=True),
     sa.Column("fingerprint", Words, nullable=False),
     sa.Column("token_ids", TokenIds, nullable=False),
+    # What the question takes of a prompt of that model; 0 = unknown.
+    sa.Column("n_question", sa.Integer, nullable=False, server_default=sa.text("0")),
 )
 
 reply_parts = sa.Table(
@@ -257,6 +284,30 @@ reply_parts = sa.Table(
     sa.Column("confirmed_rev", sa.Integer, nullable=False),
     sa.Column("opened_at", Moment),
     sa.Column("attempted_at", Moment),
+    # A message of ours that somebody refers to is looked up by its id.
+    sa.Index("ix_reply_parts_message_id", "message_id"),
+)
+
+# How far a session's messages are in the index, how many they are, and the number under which they stand in it.
+recall_sessions = sa.Table(
+    "recall_sessions",
+    metadata,
+    sa.Column("number", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("session_id", sa.Text, sa.ForeignKey("sessions.id"), nullable=False),
+    sa.Column("indexed_to", sa.Integer, nullable=False),
+    sa.Column("n_messages", sa.Integer, nullable=False),
+    sa.UniqueConstraint("session_id"),
+    sqlite_autoincrement=True,
+)
+
+# The terms of one message (bot.domain.segment), joined by spaces. Its id holds the session's number, the turn's and which of
+# the turn's two messages it is (bot.store.search), so that one session's are a range. On SQLite the virtual table recall_fts
+# indexes it, on PostgreSQL a GIN index; both are made by the migration.
+recall_messages = sa.Table(
+    "recall_messages",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=False),
+    sa.Column("terms", Words, nullable=False),
 )
 
 chat_settings = sa.Table(
@@ -266,4 +317,126 @@ chat_settings = sa.Table(
     sa.Column("chat_id", Words, primary_key=True),
     sa.Column("policy", sa.Text, nullable=False),
     sa.Column("updated_at", Moment, nullable=False),
+)
+
+session_settings = sa.Table(
+    "session_settings",
+    metadata,
+    # Of the session's key, whatever its epoch.
+    sa.Column("key_hash", sa.Text, primary_key=True),
+    sa.Column("system_text", Words, nullable=False),
+    sa.Column("updated_at", Moment, nullable=False),
+)
+
+# Reminders (one row until it was said) and scheduled prompts (one row; due_at is the next time).
+timers = sa.Table(
+    "timers",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("key_hash", sa.Text, nullable=False),
+    sa.Column("app_id", Words, nullable=False),
+    sa.Column("chat_id", Words, nullable=False),
+    sa.Column("topic_id", Words),
+    sa.Column("user_id", Words),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("rule", sa.Text, nullable=False),
+    sa.Column("text", Words, nullable=False),
+    sa.Column("asker_id", Words, nullable=False),
+    sa.Column("asker_name", Words, nullable=False),
+    sa.Column("chat_kind", sa.Text, nullable=False),
+    sa.Column("target", Words, nullable=False),
+    sa.Column("due_at", Moment, nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.Column("made_by_turn", sa.Text, nullable=False),
+    sa.UniqueConstraint("made_by_turn"),
+    sa.Index("ix_timers_due_at", "due_at"),
+    sa.Index("ix_timers_key_hash", "key_hash"),
+    sqlite_autoincrement=True,
+)
+
+# Files that people sent, as text. What was read once for a conversation is not fetched again by any turn of it.
+documents = sa.Table(
+    "documents",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("session_id", sa.Text, sa.ForeignKey("sessions.id"), nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("turn_id", sa.Text, nullable=False),
+    sa.Column("turn_no", sa.Integer, nullable=False),
+    sa.Column("name", Words, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("n_pages", sa.Integer, nullable=False),
+    sa.Column("n_chars", sa.Integer, nullable=False),
+    sa.Column("n_pieces", sa.Integer, nullable=False),
+    sa.Column("is_cut", sa.Integer, nullable=False),
+    sa.Column("created_at", Moment, nullable=False),
+    sa.UniqueConstraint("session_id", "source"),
+    sqlite_autoincrement=True,
+)
+
+# What the parts of a long text came to, while its summary is made. `document_id` 0 = the talk itself.
+digest_parts = sa.Table(
+    "digest_parts",
+    metadata,
+    sa.Column("turn_id", sa.Text, sa.ForeignKey("turns.id"), primary_key=True),
+    sa.Column("n", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("document_id", sa.BigInteger, nullable=False),
+    sa.Column("start", sa.BigInteger, nullable=False),
+    sa.Column("end", sa.BigInteger, nullable=False),
+    sa.Column("text", Words, nullable=False),
+    sa.Column("how", sa.Text, nullable=False),
+)
+
+document_pieces = sa.Table(
+    "document_pieces",
+    metadata,
+    sa.Column("document_id", sa.BigInteger, sa.ForeignKey("documents.id"), primary_key=True),
+    sa.Column("n", sa.Integer, primary_key=True),
+    sa.Column("start_chars", sa.Integer, nullable=False),
+    sa.Column("page", sa.Integer, nullable=False),
+    sa.Column("text", Words, nullable=False),
+)
+
+# What only one of several processes may hold, and until when by the database's clock (bot.store.leases).
+leases = sa.Table(
+    "leases",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("until_us", sa.BigInteger, nullable=False),
+)
+
+# What was said in groups that are listened to, not to the bot (bot.store.heard). Kept for hours, not for ever.
+heard = sa.Table(
+    "heard",
+    metadata,
+    sa.Column("id", _Serial, primary_key=True, autoincrement=True),
+    sa.Column("app_id", Words, nullable=False),
+    sa.Column("chat_id", Words, nullable=False),
+    sa.Column("message_id", Words, nullable=False),
+    sa.Column("user_id", Words, nullable=False),
+    sa.Column("user_name", Words, nullable=False),
+    sa.Column("text", Words, nullable=False),
+    sa.Column("said_at", Moment, nullable=False),
+    sa.UniqueConstraint("app_id", "message_id"),
+    sa.Index("ix_heard_chat", "app_id", "chat_id", "said_at"),
+    sqlite_autoincrement=True,
+)
+
+# Groups that are listened to and were told so.
+heard_chats = sa.Table(
+    "heard_chats",
+    metadata,
+    sa.Column("app_id", Words, primary_key=True),
+    sa.Column("chat_id", Words, primary_key=True),
+    sa.Column("told_at", Moment, nullable=False),
+)
+
+# People of whom nothing is kept.
+heard_not = sa.Table(
+    "heard_not",
+    metadata,
+    sa.Column("app_id", Words, primary_key=True),
+    sa.Column("user_id", Words, primary_key=True),
+    sa.Column("since", Moment, nullable=False),
 )

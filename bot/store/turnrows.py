@@ -18,6 +18,7 @@ from bot.domain.types import (
     Attachment,
     ChatKind,
     Lane,
+    Quoted,
     ReplyTarget,
     Sender,
     Turn,
@@ -44,12 +45,35 @@ def read_target(text: str) -> ReplyTarget:
 
 def write_attachments(attachments: Iterable[Attachment]) -> str:
     """Attachments as JSON."""
-    return json.dumps([[a.kind, a.name, a.remote_key] for a in attachments])
+    return json.dumps([_fields(a) for a in attachments])
+
+
+def _fields(attachment: Attachment) -> list[str]:
+    a = attachment
+    return [a.kind, a.name, a.remote_key, *([a.message_id] if a.message_id else [])]
 
 
 def read_attachments(text: str) -> tuple[Attachment, ...]:
     """The attachments of `write_attachments`."""
     return tuple(Attachment(*fields) for fields in json.loads(text))
+
+
+def write_quotes(quotes: Iterable[Quoted]) -> str:
+    """Quotes as JSON."""
+    return json.dumps(
+        [
+            [q.message_id, q.text, [_fields(a) for a in q.attachments], q.is_topic_root]
+            for q in quotes
+        ]
+    )
+
+
+def read_quotes(text: str) -> tuple[Quoted, ...]:
+    """The quotes of `write_quotes`."""
+    return tuple(
+        Quoted(message_id, said, tuple(Attachment(*fields) for fields in files), is_root)
+        for message_id, said, files, is_root in json.loads(text)
+    )
 
 
 def from_draft(draft: TurnDraft) -> dict[str, Any]:
@@ -71,6 +95,8 @@ def from_draft(draft: TurnDraft) -> dict[str, Any]:
         "silent": 0,
         "replaced": 0,
         "error": "",
+        "continues": draft.continues,
+        "quotes": write_quotes(draft.quotes),
     }
 
 
@@ -145,6 +171,8 @@ def _read(row: AnyRow, message_ids: tuple[str, ...]) -> Turn:
         cancel_requested=bool(row.cancel_requested),
         silent=bool(row.silent),
         attachments=read_attachments(row.attachments),
+        continues=row.continues,
+        quotes=read_quotes(row.quotes),
     )
 
 

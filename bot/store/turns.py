@@ -6,15 +6,16 @@ turn per (session, lane)" by a partial unique index.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from bot.domain.types import Turn, TurnKind, TurnState
+from bot.domain.types import Lane, Turn, TurnKind, TurnState
 from bot.errors import StoreError
-from bot.store import turnrows
+from bot.store import digests, turnrows
 from bot.store.db import Database
 from bot.store.tables import inbound, sessions, turns
 
@@ -24,17 +25,21 @@ _QUEUED = sa.text("turns.state = 'queued'")
 _RUNNING = sa.text("turns.state = 'running'")
 
 
-def _first_in_line(*, lock: bool) -> sa.Select[Any]:
+def _first_in_line(now: sa.ColumnElement[int], *, lock: bool, sparing: bool) -> sa.Select[Any]:
     """The oldest QUEUED turn of each (session, lane) without a RUNNING one, oldest first.
 
+    One that is held for the rest of a long paste waits, and those behind it wait with it.
+
     With `lock` (PostgreSQL) rows that another process is claiming are passed over. The turn behind such a row is not
-    taken instead: this statement still sees the row as QUEUED and earlier.
+    taken instead: this statement still sees the row as QUEUED and earlier. With `sparing` turns of the app ids `without`
+    are left alone.
     """
     ahead, busy = turns.alias("ahead"), turns.alias("busy")
     query = (
         sa.select(turns.c.id)
         .where(
             _QUEUED,
+            sa.or_(turns.c.hold_until.is_(None), turns.c.hold_until <= now),
             ~sa.exists().where(
                 busy.c.session_id == turns.c.session_id,
                 busy.c.lane == turns.c.lane,
@@ -50,6 +55,9 @@ def _first_in_line(*, lock: bool) -> sa.Select[Any]:
         .order_by(turns.c.seq)
         .limit(sa.bindparam("at_most", type_=sa.Integer))
     )
+    if sparing:
+        spared = sessions.c.app_id.in_(sa.bindparam("without", expanding=True))
+        query = query.where(turns.c.session_id.not_in(sa.select(sessions.c.id).where(spared)))
     return query.with_for_update(of=turns, skip_locked=True) if lock else query
 
 
@@ -59,21 +67,10 @@ class Turns:
     def __init__(self, db: Database) -> None:
         self._db = db
         lease_end = db.now() + sa.bindparam("lease_us", type_=sa.BigInteger)
-        # A CTE, since PostgreSQL may run a plain sub-select with LIMIT more than once.
-        picked = (
-            _first_in_line(lock=not db.place.is_sqlite).cte("picked").prefix_with("MATERIALIZED")
-        )
-        self._take = (
-            sa.update(turns)
-            .where(turns.c.id.in_(sa.select(picked.c.id)), _QUEUED)
-            .values(
-                state=TurnState.RUNNING.value,
-                attempt=turns.c.attempt + 1,
-                lease_owner=sa.bindparam("owner"),
-                lease_until=lease_end,
-            )
-            .returning(turns.c.id)
-        )
+        lock = not db.place.is_sqlite
+        now = db.now()
+        self._take = _take(_first_in_line(now, lock=lock, sparing=False), lease_end)
+        self._take_sparing = _take(_first_in_line(now, lock=lock, sparing=True), lease_end)
         self._extend = (
             sa.update(turns)
             .where(_RUNNING, turns.c.lease_owner == sa.bindparam("owner"))
@@ -82,14 +79,19 @@ class Turns:
         )
 
     # -- running -----------------------------------------------------------------------------------------------------
-    async def claim(self, owner: str, lease_s: float, limit: int) -> list[Turn]:
+    async def claim(
+        self, owner: str, lease_s: float, limit: int, *, without: frozenset[str] = frozenset()
+    ) -> list[Turn]:
         """See ports.Store. Three statements, however many turns are taken and however long the history is."""
         if limit < 1:
             return []
         values = self._lease(owner, lease_s) | {"at_most": limit}
+        take = self._take
+        if without:
+            take, values = self._take_sparing, values | {"without": sorted(without)}
 
         def work(connection: Connection) -> list[Turn]:
-            return turnrows.load_ids(connection, connection.execute(self._take, values).scalars())
+            return turnrows.load_ids(connection, connection.execute(take, values).scalars())
 
         try:
             return await self._db.write(work)
@@ -137,7 +139,14 @@ class Turns:
                 lease_until=None,
             )
         )
-        return await self._db.write(lambda c: c.execute(finish).rowcount == 1)
+
+        def work(connection: Connection) -> bool:
+            lane = connection.execute(finish.returning(turns.c.lane)).scalar()
+            if lane == Lane.BACKGROUND.value:
+                digests.finish(connection, turn_id)
+            return lane is not None
+
+        return await self._db.write(work)
 
     async def fix_prompt(self, turn_id: str, prompt_text: str, *, noted_date: str = "") -> None:
         """See ports.Store."""
@@ -164,12 +173,7 @@ class Turns:
             ).scalar()
             if found is None:
                 return None
-            for cancel in turnrows.cancel_waiting(this, self._db.clock(), silent=silent):
-                connection.execute(cancel)
-            quiet: dict[str, Any] = {"silent": 1} if silent else {}
-            connection.execute(
-                sa.update(turns).where(this, _RUNNING).values(cancel_requested=1, **quiet)
-            )
+            cancel_in(connection, turn_id, self._db.clock(), silent=silent)
             return TurnState(found)
 
         return await self._db.write(work)
@@ -211,6 +215,33 @@ class Turns:
         )
         newest = turns.c.turn_no.desc()
         return await self._db.read(lambda c: turnrows.load_newest(c, which, newest))
+
+
+def cancel_in(connection: Connection, turn_id: str, now: datetime, *, silent: bool) -> None:
+    """The work of `request_cancel`."""
+    this = turns.c.id == turn_id
+    digests.erase_turns(connection, turn_id)
+    for cancel in turnrows.cancel_waiting(this, now, silent=silent):
+        connection.execute(cancel)
+    quiet: dict[str, Any] = {"silent": 1} if silent else {}
+    connection.execute(sa.update(turns).where(this, _RUNNING).values(cancel_requested=1, **quiet))
+
+
+def _take(first_in_line: sa.Select[Any], lease_end: sa.ColumnElement[int]) -> Any:
+    """The claim: an UPDATE … RETURNING of the turns' ids."""
+    # A CTE, since PostgreSQL may run a plain sub-select with LIMIT more than once.
+    picked = first_in_line.cte("picked").prefix_with("MATERIALIZED")
+    return (
+        sa.update(turns)
+        .where(turns.c.id.in_(sa.select(picked.c.id)), _QUEUED)
+        .values(
+            state=TurnState.RUNNING.value,
+            attempt=turns.c.attempt + 1,
+            lease_owner=sa.bindparam("owner"),
+            lease_until=lease_end,
+        )
+        .returning(turns.c.id)
+    )
 
 
 def _requeue(which: sa.ColumnElement[bool]) -> sa.Update:

@@ -1,4 +1,4 @@
-"""Who may use the API: the configured keys, or — where there are none — programs on this very machine.
+"""Who may use the API, and how early they are served: the configured keys, or — where there are none — programs on this very machine.
 
 Without keys the door is only as narrow as loopback, so three ways around that are closed: a web page in somebody's browser
 (other Host names by DNS rebinding; an Origin that is not this machine) and a proxy on this machine that forwards the world
@@ -28,18 +28,33 @@ _OTHER_NAME = "without server.api_keys the API answers only programs on this mac
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `scope` parts the callers' KV and memories, and says nothing about the key; `label` is for logs."""
+    """Who asks. `scope` parts the callers' KV and memories, and says nothing about the key; `label` is for logs.
+
+    `interactive`: a person waits for the answer, so it is served in turn with the people in chats.
+    """
 
     label: str
     scope: str
+    interactive: bool = False
 
 
 class ApiKeys:
     """Owns the digests of the configured keys; keeps no key itself."""
 
-    def __init__(self, keys: Sequence[SecretStr]) -> None:
+    def __init__(
+        self, keys: Sequence[SecretStr], interactive_keys: Sequence[SecretStr] = ()
+    ) -> None:
         """Raises ConfigError for an entry that can be no key."""
-        self._digests = [_digest(number, key) for number, key in enumerate(keys)]
+        self._digests = [_digest(f"server.api_keys[{n}]", key) for n, key in enumerate(keys)]
+        self._n_batch_keys = len(self._digests)
+        for n, key in enumerate(interactive_keys):
+            where = f"server.interactive_api_keys[{n}]"
+            digest = _digest(where, key)
+            if digest in self._digests[: self._n_batch_keys]:
+                raise ConfigError(
+                    f"{where} is in server.api_keys too; leave it in one of the lists"
+                )
+            self._digests.append(digest)
 
     @property
     def is_open(self) -> bool:
@@ -62,22 +77,23 @@ class ApiKeys:
         if not any(matches):
             raise ApiError(401, "the API key is not one of this server's", code="invalid_api_key")
         scope = hashlib.blake2b(given, digest_size=12, person=b"hearth-api").hexdigest()
-        return Caller(f"key{matches.index(True)}", f"api:{scope}")
+        number = matches.index(True)
+        interactive = number >= self._n_batch_keys
+        label = f"interactive{number - self._n_batch_keys}" if interactive else f"key{number}"
+        return Caller(label, f"api:{scope}", interactive)
 
 
-def _digest(number: int, key: SecretStr) -> bytes:
+def _digest(where: str, key: SecretStr) -> bytes:
     text = key.get_secret_value().strip()
     if text.startswith("sha256:"):
         match = _HASHED.fullmatch(text)
         if match is None:
             raise ConfigError(
-                f'server.api_keys[{number}]: "sha256:" must be followed by the 64 hex digits of the key\'s SHA-256'
+                f'{where}: "sha256:" must be followed by the 64 hex digits of the key\'s SHA-256'
             )
         return bytes.fromhex(match[1])
     if not text:
-        raise ConfigError(
-            f"server.api_keys[{number}] is empty; remove it or give the variable behind it a value"
-        )
+        raise ConfigError(f"{where} is empty; remove it or give the variable behind it a value")
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -103,7 +103,8 @@ class TalkMemory:
         )
         reply = known[last_reply] if last_reply >= 0 else None
         canonical = tuple(reply.tokens) if reply and reply.whole else ()
-        key = self._key_for(entry, edits=last_reply >= 0)
+        n_system = next((i for i, m in enumerate(messages) if m.role is not Role.SYSTEM), 0)
+        key = self._key_for(entry, chain[n_system], edits=last_reply >= 0)
         self._busy.add(key)
         parent = entry.digest if entry else None
         return Recalled(chain, with_ids, canonical, key, parent)
@@ -143,9 +144,11 @@ class TalkMemory:
         )
         self._tips[recalled.cache_key] = digest
 
-    def _key_for(self, entry: Entry | None, *, edits: bool) -> str:
+    def _key_for(self, entry: Entry | None, first: Digest, *, edits: bool) -> str:
         """The known conversation's key, or a new one where taking it would cost somebody else their KV.
 
+        A new one is made of the first question (its digest is `first`), so that after a restart, when nothing is remembered
+        here, the engine still finds what it has stored of the conversation. It believes only tokens that are the same.
         Two people may have begun with the same words. Who goes on where the KV stands gets it; who goes back (a question
         that was edited) gets it as well, but whoever then finds it gone on without them starts one of their own, so that
         two branches never take it from each other for ever.
@@ -154,7 +157,9 @@ class TalkMemory:
             tip = self._tips.get(entry.cache_key)
             if tip in (None, entry.digest) or (edits and self._descends(tip, entry.digest)):
                 return entry.cache_key
-        return f"api-{uuid.uuid4().hex}"
+        key = f"api-{first.hex()}"
+        taken = key in self._busy or key in self._tips
+        return f"api-{uuid.uuid4().hex}" if taken else key
 
     def _descends(self, digest: Digest | None, ancestor: Digest) -> bool:
         for _ in range(len(self._entries)):

@@ -37,6 +37,7 @@ from bot.web.openai_wire import (
     usage_body,
 )
 from engine.face import Engine
+from engine.types import Priority
 
 log = structlog.get_logger()
 
@@ -93,7 +94,8 @@ class OpenAIApi:
         """Raises ConfigError for API keys that cannot work."""
         self._settings = settings
         self._engines = engines
-        self._keys = ApiKeys(settings.config.server.api_keys)
+        server = settings.config.server
+        self._keys = ApiKeys(server.api_keys, server.interactive_api_keys)
         self._memory = TalkMemory()
         self._metrics = ApiMetrics(registry)
         self._created = int(time.time())
@@ -192,6 +194,7 @@ class OpenAIApi:
             id=request_id,
             scope=caller.scope,
             model=name,
+            priority=Priority.PERSON if caller.interactive else Priority.API,
             messages=chat.engine_messages(),
             max_new_tokens=chat.wanted_tokens or settings.chat.max_new_tokens,
             stop=(*settings.stop(name), *chat.stops),

@@ -16,7 +16,8 @@ import structlog
 
 from bot.web.api_memory import Recalled, TalkMemory
 from bot.web.openai_wire import ApiError
-from engine.errors import EngineError, EngineUnavailable
+from bot.web.resuming import resuming
+from engine.errors import EngineError, EngineUnavailable, TextRefused
 from engine.face import Engine
 from engine.types import (
     ChatMessage,
@@ -47,6 +48,7 @@ _FAILURES: Final[dict[FailureCode, tuple[int, str, str]]] = {
     FailureCode.DEADLINE: (503, "engine_busy", "the request waited too long; try again later"),
     FailureCode.DECODE: (500, "engine_failed", "the model failed on this request"),
     FailureCode.BAD_REQUEST: (500, "engine_failed", "the engine refused this request"),
+    FailureCode.POISON: (422, "request_refused", "the model crashed each time on this request; change its messages"),
     FailureCode.UPSTREAM: (502, "upstream_failed", "the server behind this model failed"),
 }  # fmt: skip
 
@@ -62,6 +64,7 @@ class Wish:
     id: str
     scope: str
     model: str
+    priority: Priority
     messages: tuple[ChatMessage, ...]
     max_new_tokens: int
     stop: tuple[str, ...]
@@ -89,8 +92,8 @@ class Completion:
         self._recalled: Recalled | None = None
         self._prompt: tuple[int, ...] = ()
         self._reusable = False
-        self._events: AsyncIterator[EngineEvent] | None = None
-        self._next: asyncio.Task[EngineEvent] | None = None
+        self._events: asyncio.Queue[EngineEvent | Exception] = asyncio.Queue()
+        self._pump: asyncio.Task[None] | None = None
         self._first: EngineEvent | None = None
         self._ids: list[int] = []
         self._text: list[str] = []
@@ -108,13 +111,10 @@ class Completion:
     async def __aexit__(self, *_exc: object) -> None:
         """End the request if it has not ended, and give the conversation free for the next one."""
         try:
-            if self._next is not None:
-                self._next.cancel()
+            if self._pump is not None:
+                self._pump.cancel()
                 # Whatever it has ended with meanwhile, nobody waits for it any more.
-                await asyncio.gather(self._next, return_exceptions=True)
-            close = getattr(self._events, "aclose", None)
-            if close is not None:
-                await close()
+                await asyncio.gather(self._pump, return_exceptions=True)
         finally:
             if self._recalled is not None:
                 self._memory.release(self._recalled)
@@ -130,7 +130,7 @@ class Completion:
         )
         rendered = await self._render(self._recalled.messages)
         request = self._request(self._recalled, rendered, info)
-        self._events = aiter(self._engine.submit(request))
+        self._pump = asyncio.create_task(self._fetch(request), name="api_events")
         event = await self._take()
         while event is None:
             event = await self._take()
@@ -157,6 +157,9 @@ class Completion:
             raise _unavailable(
                 "the model is not running just now; try again later", LOADING_RETRY_S
             ) from None
+        except TextRefused:
+            status, code, message = _FAILURES[FailureCode.POISON]
+            raise ApiError(status, message, code=code, param="messages") from None
         except EngineError as error:
             log.warning("api_render_refused", request_id=self._wish.id, error=type(error).__name__)
             raise ApiError(
@@ -192,7 +195,8 @@ class Completion:
             cache_key=recalled.cache_key,
             owner=wish.scope,
             scope=wish.scope,
-            priority=Priority.API,
+            priority=wish.priority,
+            lineage=wish.id,
             thinking_open=rendered.thinking_open,
             n_shared_prefix=_n_shared(wish.messages, rendered),
         )
@@ -201,14 +205,27 @@ class Completion:
         """The next event, or None when none came for a while. Raises ClientGone."""
         if self._is_gone():
             raise ClientGone
-        if self._next is None:
-            assert self._events is not None  # noqa: S101 - `open` has set it
-            self._next = asyncio.create_task(_next_of(self._events), name="api_next_event")
-        done, _ = await asyncio.wait({self._next}, timeout=QUIET_S)
-        if not done:
+        try:
+            async with asyncio.timeout(QUIET_S):
+                event = await self._events.get()
+        except TimeoutError:
             return None
-        task, self._next = self._next, None
-        return task.result()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    async def _fetch(self, request: EngineRequest) -> None:
+        """Carry the engine's events to whoever takes them: a look at the line in between must not end the stream."""
+        try:
+            async with contextlib.aclosing(resuming(self._engine, request)) as events:
+                async for event in events:
+                    self._events.put_nowait(event)
+            end: Exception = ApiError(
+                500, "the engine's stream ended too early", code="engine_failed"
+            )
+        except Exception as error:  # noqa: BLE001 - told where the events are taken
+            end = error
+        self._events.put_nowait(end)
 
     def _note(self, event: EngineEvent) -> None:
         if isinstance(event, Delta):
@@ -228,12 +245,6 @@ class Completion:
         answer = self._ids[event.answer_start : event.answer_start + event.n_answer]
         prompt = self._prompt if self._reusable else ()
         self._memory.note_reply(self._recalled, "".join(self._text), prompt, answer)
-
-
-async def _next_of(events: AsyncIterator[EngineEvent]) -> EngineEvent:
-    with contextlib.suppress(StopAsyncIteration):
-        return await anext(events)
-    raise ApiError(500, "the engine's stream ended too early", code="engine_failed")
 
 
 def _n_shared(messages: tuple[ChatMessage, ...], rendered: Rendered) -> int:

@@ -43,6 +43,8 @@ def build_app(
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_no_traceback])
     app.router.add_post("/webhook/{bot}", webhook.handle)
     app.router.add_get("/webhook/{bot}", webhook.handle)
+    # DingTalk's clicks on cards may have an address of their own; the adapter tells them by their signature.
+    app.router.add_post("/webhook/{bot}/card", webhook.handle)
     app.router.add_get("/healthz", ops.healthz)
     app.router.add_get("/readyz", ops.readyz)
     app.router.add_get("/metrics", ops.metrics)

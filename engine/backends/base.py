@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError, EngineError
-from engine.types import ModelInfo, Sampling
+from engine.types import KvReuse, ModelInfo, Sampling
 
 
 class MemoryKind(StrEnum):
@@ -23,6 +23,13 @@ class MemoryKind(StrEnum):
     ATTENTION = "attention"  # any tail can be cut, any prefix copied
     SLIDING = "sliding"  # as above while the positions inside the window are still there: check `seq_pos_min`
     RECURRENT = "recurrent"  # only whole copies and exact extension
+
+
+REUSE: Final = {
+    MemoryKind.ATTENTION: KvReuse.ANYWHERE,
+    MemoryKind.SLIDING: KvReuse.WINDOW,
+    MemoryKind.RECURRENT: KvReuse.TURN_ENDS,
+}
 
 
 class DecodeStatus(StrEnum):
@@ -40,13 +47,13 @@ class DecodeFailed(EngineError):
 class BatchPart:
     """Consecutive tokens of one sequence; `start` is the position of the first.
 
-    `wants_output`: logits of the last token are needed, so that `Backend.sample` may be called for this part.
+    `n_outputs`: logits of so many of the last tokens are needed, so that `Backend.sample` may be called for them.
     """
 
     seq_id: int
     start: int
     tokens: Sequence[int]
-    wants_output: bool
+    n_outputs: int
 
 
 class Sampler(Protocol):
@@ -82,7 +89,7 @@ class Backend(Protocol):
 
     @property
     def n_outputs_max(self) -> int:
-        """Most parts with `wants_output` in one `decode`."""
+        """Most outputs in one `decode`, all parts together; at least one per reply that may run at once."""
         ...
 
     @property
@@ -147,8 +154,11 @@ class Backend(Protocol):
         """Compute a batch. Raises DecodeFailed, and ValueError for a batch beyond the limits above."""
         ...
 
-    def sample(self, part_index: int, sampler: Sampler) -> int:
-        """Choose the next token behind part `part_index` of the last batch, and let `sampler` accept it."""
+    def sample(self, part_index: int, sampler: Sampler, offset: int = 0) -> int:
+        """Choose the token behind output `offset` of part `part_index` of the last batch, and let `sampler` accept it.
+
+        Outputs of one part are asked for in order, the next one only when the token chosen is the one that the part has there.
+        """
         ...
 
     def seq_rm(self, seq_id: int, start: int) -> None:
@@ -160,11 +170,36 @@ class Backend(Protocol):
         ...
 
     def seq_pos_min(self, seq_id: int) -> int:
-        """Smallest position held; -1 = none."""
+        """Smallest position from which on everything is held; -1 = the sequence is empty."""
         ...
 
     def seq_pos_max(self, seq_id: int) -> int:
         """Largest position held; -1 = none."""
+        ...
+
+    def save_cells(self, seq_id: int, start: int, end: int) -> bytes | bytearray:
+        """What positions [start, end) of a sequence wrote, as bytes; empty where a model keeps nothing per token.
+
+        With a sliding window they may lack what the window no longer showed; `seq_pos_min` tells after `load_cells`. Changes
+        nothing, and needs no cell.
+        """
+        ...
+
+    def load_cells(self, seq_id: int, start: int, end: int, data: bytes | bytearray) -> bool:
+        """Add positions [start, end) behind what the sequence holds, from saved bytes that cover at least these. False =
+        the bytes are not of this context, or there is no room; the sequence is as before then."""
+        ...
+
+    def save_state(self, seq_id: int) -> bytes | bytearray:
+        """What a recurrent model carries besides its cells, at the end of a sequence; empty for other models."""
+        ...
+
+    def load_state(self, seq_id: int, data: bytes | bytearray) -> bool:
+        """Complete a sequence whose cells end where the state was saved. False = the bytes are not of this context."""
+        ...
+
+    def state_format(self) -> str:
+        """Changes when saved bytes of the same model file would be wrong here (cache types, build)."""
         ...
 
     def clear(self) -> None:

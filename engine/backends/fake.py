@@ -1,16 +1,18 @@
 """A scripted backend: no model, exact bookkeeping. For tests and `--engine fake`; it ships so that both use the same one.
 
 It owns a pretended KV cache that is stricter than a real one: a token at a wrong position, a copy into a sequence that is
-not empty, an output nobody asked for or a sampler that does not fit its sequence raises FakeMisuse at once.
+not empty, an output nobody asked for, a token chosen behind a guess that was wrong or a sampler that does not fit its
+sequence raises FakeMisuse at once.
 
 Settings (`EngineConfig.fake`, all strings):
     reply                  the whole reply; default: a Markdown answer about the last question, with Chinese and emoji
     thinking               text put in front of the reply as <think>…</think>
-    token_delay_s          seconds per step that produces tokens (default 0)
+    token_delay_s          seconds per token of a reply, however many replies go on at once (default 0); guesses cost the same
     prefill_tokens_per_s   speed of prompts (default 0 = instant)
     crash_after_tokens     abort the process after so many tokens (default 0 = never)
     load_s                 seconds that loading takes (default 0)
     memory, n_swa          attention | sliding | recurrent, and the window (default attention, 0)
+    die, fits, …           how it dies: see engine/backends/fakedeath.py
 
 Tokens are bytes: id 0–255 is that byte, so characters outside ASCII span tokens; ids from 256 are the special tokens.
 """
@@ -21,10 +23,15 @@ import hashlib
 import os
 import re
 import threading
+import zlib
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from engine.backends.base import BatchPart, DecodeStatus, MemoryKind, Sampler
+from engine.backends.base import REUSE, BatchPart, DecodeStatus, MemoryKind, Sampler
+from engine.backends.fakedeath import KNOWN as DEATH_SETTINGS
+from engine.backends.fakedeath import FakeDeath
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError
 from engine.types import ModelInfo, Sampling
@@ -51,6 +58,7 @@ _KNOWN: Final = frozenset(
         "load_s",
         "memory",
         "n_swa",
+        *DEATH_SETTINGS,
     }
 )
 
@@ -68,6 +76,16 @@ class FakeSampler:
 
     def close(self) -> None:
         self.closed = True
+
+
+@dataclass(slots=True)
+class _Outputs:
+    """Of a part of the last batch: the position of its first output, how many there are and how many were sampled."""
+
+    seq_id: int
+    first: int
+    n: int
+    n_taken: int = 0
 
 
 class FakeCache:
@@ -139,7 +157,7 @@ class FakeBackend:
         self.n_cells = config.kv_cells or config.n_parallel * config.n_ctx
         self.n_ctx_seq = min(self.n_ctx_seq, self.n_cells)
         self.n_seq_max = config.n_sequences or config.n_parallel + 12
-        self.n_outputs_max = config.n_parallel
+        self.n_outputs_max = max(self.n_seq_max, config.n_parallel)
         self.n_batch = min(config.n_batch, _N_BATCH)
         self.n_vocab = N_VOCAB
         self.memory = self._memory_kind()
@@ -150,8 +168,12 @@ class FakeBackend:
         self._prefill_tokens_per_s = self._number("prefill_tokens_per_s")
         self._crash_after_tokens = int(self._number("crash_after_tokens"))
         self._n_sampled = 0
-        self._outputs: dict[int, int] = {}
+        # Recurrent sequences whose cells were loaded and whose state was not yet.
+        self._stateless: set[int] = set()
+        self._outputs: dict[int, _Outputs] = {}
         self._pause = threading.Event()
+        self._death = FakeDeath(config)
+        self._death.on_load()
         self._wait(self._number("load_s"))
 
     def _number(self, key: str) -> float:
@@ -186,6 +208,7 @@ class FakeBackend:
             n_vocab=N_VOCAB,
             n_parallel=self._config.n_parallel,
             kv_cells=self.n_cells,
+            kv_reuse=REUSE[self.memory],
             description="scripted replies, no model",
         )
 
@@ -224,29 +247,35 @@ class FakeBackend:
 
     def decode(self, parts: Sequence[BatchPart]) -> DecodeStatus:
         n_tokens = sum(len(part.tokens) for part in parts)
-        n_outputs = sum(part.wants_output for part in parts)
+        n_outputs = sum(part.n_outputs for part in parts)
         if not 0 < n_tokens <= self.n_batch or n_outputs > self.n_outputs_max:
             raise FakeMisuse(f"a batch of {n_tokens} tokens and {n_outputs} outputs")
         if len({part.seq_id for part in parts}) != len(parts):
             raise FakeMisuse("two parts of one sequence in a batch")
         for part in parts:
             self._check(part)
+        self._death.on_decode()
         if self.cache.n_used + n_tokens > self.n_cells:
             return DecodeStatus.NO_SLOT
         self._outputs = {}
         for index, part in enumerate(parts):
             self.cache.append(part.seq_id, part.tokens)
-            if part.wants_output:
-                self._outputs[index] = part.seq_id
+            if part.n_outputs:
+                first = part.start + len(part.tokens) - part.n_outputs
+                self._outputs[index] = _Outputs(part.seq_id, first, part.n_outputs)
         n_prefill = n_tokens - n_outputs
         if self._prefill_tokens_per_s:
             self._wait(n_prefill / self._prefill_tokens_per_s)
-        self._wait(self._token_delay_s if n_outputs else 0.0)
+        self._wait(self._token_delay_s * max(part.n_outputs for part in parts))
         return DecodeStatus.DONE
 
     def _check(self, part: BatchPart) -> None:
         if not part.tokens:
             raise FakeMisuse("an empty part")
+        if not 0 <= part.n_outputs <= len(part.tokens):
+            raise FakeMisuse(f"{part.n_outputs} outputs of {len(part.tokens)} tokens")
+        if part.seq_id in self._stateless:
+            raise FakeMisuse(f"sequence {part.seq_id} has cells and no state")
         if part.start != self.cache.length(part.seq_id):
             raise FakeMisuse(
                 f"sequence {part.seq_id} holds {self.cache.length(part.seq_id)} tokens, the batch starts at {part.start}"
@@ -258,17 +287,26 @@ class FakeBackend:
         if not all(0 <= token < N_VOCAB for token in part.tokens):
             raise FakeMisuse("a token outside the vocabulary")
 
-    def sample(self, part_index: int, sampler: Sampler) -> int:
-        if part_index not in self._outputs:
-            raise FakeMisuse(f"part {part_index} has no output")
+    def sample(self, part_index: int, sampler: Sampler, offset: int = 0) -> int:
+        outputs = self._outputs.get(part_index)
+        if outputs is None or offset >= outputs.n:
+            raise FakeMisuse(f"part {part_index} has no output {offset}")
+        if offset != outputs.n_taken:
+            raise FakeMisuse(f"output {offset} after {outputs.n_taken} outputs")
         assert isinstance(sampler, FakeSampler)  # noqa: S101 - the core only passes what new_sampler made
         if sampler.closed:
             raise FakeMisuse("a closed sampler")
-        held = self.cache.tokens(self._outputs.pop(part_index))
+        outputs.n_taken += 1
+        length = outputs.first + offset + 1
+        held = self.cache.tokens(outputs.seq_id)[:length]
+        if len(held) < length:
+            raise FakeMisuse("an output of a position that has been cut")
         n_accepted = len(sampler.accepted)
         if n_accepted and held[-n_accepted:] != sampler.accepted:
             raise FakeMisuse("the sampler has accepted other tokens than the sequence holds")
-        reply = self.reply_to(held[: len(held) - n_accepted])
+        prompt = held[: len(held) - n_accepted]
+        self._death.on_sample(prompt, n_accepted)
+        reply = self.reply_to(prompt)
         token = reply[n_accepted] if n_accepted < len(reply) else IM_END
         sampler.accepted.append(token)
         self._n_sampled += 1
@@ -288,6 +326,7 @@ class FakeBackend:
     def seq_rm(self, seq_id: int, start: int) -> None:
         if self.memory is MemoryKind.RECURRENT and 0 < start < self.cache.length(seq_id):
             return  # like the real one: nothing happens, and nothing is said
+        self._stateless.discard(seq_id)
         self.cache.cut(seq_id, start)
 
     def seq_cp(self, source: int, target: int, length: int) -> None:
@@ -303,11 +342,57 @@ class FakeBackend:
     def seq_pos_max(self, seq_id: int) -> int:
         return self.cache.length(seq_id) - 1
 
+    def save_cells(self, seq_id: int, start: int, end: int) -> bytes:
+        if not 0 <= start < end <= self.cache.length(seq_id):
+            raise FakeMisuse(f"cells {start}-{end} of {self.cache.length(seq_id)}")
+        if self.n_swa and end - start > self.n_swa:
+            raise FakeMisuse("more cells at once than the sliding window has")
+        held = self.cache.tokens(seq_id)
+        return array("i", [start, _mark_of(held[:start]), *held[start:end]]).tobytes()
+
+    def load_cells(self, seq_id: int, start: int, end: int, data: bytes | bytearray) -> bool:
+        if len(data) % 4 or len(data) < 12:
+            return False
+        first, mark, *tokens = array("i", bytes(data))
+        if self.cache.length(seq_id) != start or not first <= start < end <= first + len(tokens):
+            raise FakeMisuse(
+                f"cells {start}-{end} from bytes of {first}-{first + len(tokens)} behind {self.cache.length(seq_id)}"
+            )
+        if mark != _mark_of([*self.cache.tokens(seq_id), *tokens][:first]):
+            raise FakeMisuse("cells that were computed behind other tokens")
+        if self.cache.n_used + end - start > self.n_cells:
+            return False
+        self.cache.append(seq_id, tokens[start - first : end - first])
+        if self.memory is MemoryKind.RECURRENT:
+            self._stateless.add(seq_id)
+        return True
+
+    def save_state(self, seq_id: int) -> bytes:
+        if self.memory is not MemoryKind.RECURRENT:
+            return b""
+        return array("i", self.cache.tokens(seq_id)).tobytes()
+
+    def load_state(self, seq_id: int, data: bytes | bytearray) -> bool:
+        if self.memory is MemoryKind.RECURRENT:
+            if bytes(data) != self.save_state(seq_id):
+                raise FakeMisuse("the state of other tokens than the sequence holds")
+            self._stateless.discard(seq_id)
+        return True
+
+    def state_format(self) -> str:
+        return "fake"
+
     def clear(self) -> None:
+        self._stateless = set()
         self.cache = FakeCache(self.n_cells, self.n_seq_max, self.n_swa)
 
     def close(self) -> None:
         self._pause.set()
+
+
+def _mark_of(tokens: Sequence[int]) -> int:
+    """What a cell knows of the tokens before it."""
+    return zlib.crc32(array("i", tokens).tobytes()) >> 1
 
 
 def _last_question(prompt: Sequence[int]) -> str:

@@ -26,8 +26,8 @@ class LlamaBatch:
             *(ctypes.cast(start + size * i, pointer) for i in range(n_max))
         )
         self._outputs = (ctypes.c_int8 * n_max)()
-        # Per part: the row of its last token.
-        self.output_rows: list[int] = []
+        # Per part: the rows that have logits.
+        self.output_rows: list[range] = []
 
     def fill(self, parts: Sequence[BatchPart]) -> Any:
         """The batch for llama_decode; valid until the next call."""
@@ -40,8 +40,8 @@ class LlamaBatch:
             self._positions[at:end] = range(part.start, part.start + n)
             self._seq_ids[at:end] = [part.seq_id] * n
             self._outputs[at:end] = [0] * n
-            self._outputs[end - 1] = part.wants_output
-            self.output_rows.append(end - 1)
+            self._outputs[end - part.n_outputs : end] = [1] * part.n_outputs
+            self.output_rows.append(range(end - part.n_outputs, end))
             at = end
         return llama.llama_batch(
             at,

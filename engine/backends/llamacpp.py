@@ -1,12 +1,12 @@
-"""llama.cpp through llama-cpp-python's low-level API. With its helpers `llamabatch`, `llamasampler` and `llamamemory` the only
-module that imports `llama_cpp`.
+"""llama.cpp through llama-cpp-python's low-level API. With its helpers (`llama*` beside it) and the child of `engine.vram.probe`
+the only module that imports `llama_cpp`.
 
 Owns one model, one context, one batch, and the native log callback while it lives. Every call into the context comes from
 one thread; the vocabulary may be asked from any thread (llama.cpp only reads it).
 
 Limits that llama.cpp enforces by aborting the process are checked here before every call: tokens per batch, outputs per
 batch, sequence ids, and copies into sequences that hold something. `n_outputs_max` cannot be smaller than `n_seq_max`
-(llama-context.cpp, output_reserve), so it is `n_seq_max`; `n_outputs_max` of this class is what the core may use of it.
+(llama-context.cpp, output_reserve), so it is `n_seq_max`; what running replies leave of it costs nothing more.
 Why the cache is unified: see `engine.kv.pool`.
 """
 
@@ -15,22 +15,27 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
-# libgomp reads this once, when llama.cpp loads it. A decode has some 900 barriers. On two cores, ms per token of the demo
-# model: with libgomp's own 300,000 spins 9.0 when nothing else runs and 130-230 beside one busy process; sleeping at once
-# (OMP_WAIT_POLICY=passive) 13.5 and 20-40; with 1,000 spins 10.1 and 20-50.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+from engine.backends.threadpace import CoreWaits, ThreadPace, waits_are_told
+
+# libgomp reads this once, when llama.cpp loads it: how often a thread looks before it sleeps at one of a decode's 900 barriers.
+# On two cores, ms per token of one reply of the demo model: 9.2 with 1,000, 7.7 with 10,000, 8.5 with libgomp's own
+# 300,000; beside one busy process 38, 87 and 175-230 - but there `ThreadPace` leaves one core to it (13). Where the kernel
+# does not tell that somebody waits, the small number is the safe one.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000" if waits_are_told() else "1000")
 
 import llama_cpp as llama
 import llama_cpp._logger as llama_logger
+import numpy as np
 
 from engine.backends.base import (
+    REUSE,
     BatchPart,
     DecodeFailed,
     DecodeStatus,
@@ -39,34 +44,28 @@ from engine.backends.base import (
 )
 from engine.backends.llamabatch import LlamaBatch
 from engine.backends.llamamemory import cache_bytes, on_host
+from engine.backends.llamaparams import context_params, flash_type, model_params
+from engine.backends.llamarpc import add_worker
 from engine.backends.llamasampler import LlamaSampler, build_sampler
+from engine.backends.llamastate import SequenceBytes
+from engine.backends.longruns import cut_long_runs
 from engine.backends.memory import available_bytes, check_memory
 from engine.backends.modelfile import explain_context_failure, explain_load_failure, find_model
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError
-from engine.kv.fingerprint import fingerprint
+from engine.rpc.client import Workers
 from engine.types import ModelInfo, Sampling
+from engine.vram.fingerprint import fingerprint
+from engine.vram.settings import check_cache_types, context_settings, flash_attention
 
 _log = structlog.get_logger()
 
-CACHE_TYPES: Final = {
-    "f32": llama.GGML_TYPE_F32,
-    "f16": llama.GGML_TYPE_F16,
-    "bf16": 30,  # GGML_TYPE_BF16, missing in the binding
-    "q8_0": llama.GGML_TYPE_Q8_0,
-    "q5_1": llama.GGML_TYPE_Q5_1,
-    "q5_0": llama.GGML_TYPE_Q5_0,
-    "q4_1": llama.GGML_TYPE_Q4_1,
-    "q4_0": llama.GGML_TYPE_Q4_0,
-    "iq4_nl": llama.GGML_TYPE_IQ4_NL,
-}
-_UNQUANTIZED: Final = frozenset({"f32", "f16", "bf16"})
-_MAX_SEQUENCES: Final = 256  # LLAMA_MAX_SEQ
 _NO_SLOT: Final = 1
 # ggml_log_level; a continued line has the level of the line before it.
 _DEBUG, _WARN, _CONTINUED = 1, 3, 5
-# The cache is shared (`kv_unified`), so llama.cpp takes all of it for one conversation's window, which is checked here.
-_HARMLESS: Final = re.compile(r"n_ctx_seq \(\d+\) > n_ctx_train \(\d+\)")
+# The cache is shared (`kv_unified`), so llama.cpp takes all of it for one conversation's window, which is checked here; and a
+# full cache for sliding windows is wanted: a smaller one cannot be cut.
+_HARMLESS: Final = re.compile(r"n_ctx_seq \(\d+\) > n_ctx_train \(\d+\)|using full-size SWA cache")
 # Reasoning tags that some models have as control tokens; their text must reach engine.text.
 _VISIBLE_CONTROL: Final = frozenset({"<think>", "</think>"})
 _HIDDEN_ATTRIBUTES: Final = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -109,32 +108,30 @@ class LlamaBackend:
 
     def __init__(self, config: EngineConfig) -> None:
         """Load the model. Takes seconds. Raises EngineConfigError with one sentence."""
-        _check_cache_types(config)
+        check_cache_types(config)
         self._config = config
         self._path = find_model(config.name, config.path)
-        self._fingerprint = fingerprint(self._path, config.cache_type_k, config.cache_type_v)
+        self._fingerprint = fingerprint(self._path)
         self._native_log = _NativeLog()
         self._model: Any = None
         self._context: Any = None
+        self._workers = Workers(config.name)
         try:
             self._load_model()
             self._open_context()
+            self._workers.watch()
         except BaseException:
             self.close()
             raise
         self._batch = LlamaBatch(self.n_batch)
         self._read_vocabulary()
+        self._warm_up()
 
     def _load_model(self) -> None:
         llama.llama_backend_init()
-        params = llama.llama_model_default_params()
-        params.n_gpu_layers = self._config.n_gpu_layers
-        params.load_mode = (
-            llama.LLAMA_LOAD_MODE_MMAP if self._config.use_mmap else llama.LLAMA_LOAD_MODE_NONE
-        )
-        # A build with AMX dies of SIGILL on virtual machines that announce AMX and do not carry it; its weights live
-        # in the "extra" buffer types. Builds without AMX keep them (they also hold the repacked weights).
-        params.use_extra_bufts = b"AMX_INT8 = 1" not in llama.llama_print_system_info()
+        if self._config.rpc:
+            self._workers.connect(self._config.rpc, add_worker)
+        params, _overrides = model_params(self._config)
         self._model = llama.llama_model_load_from_file(os.fsencode(self._path), params)
         if not self._model:
             raise EngineConfigError(explain_load_failure(self._path, self._native_log.lines))
@@ -148,6 +145,7 @@ class LlamaBackend:
                 f"{self._path} has no tokenizer; choose a model file that holds one"
             )
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+        self._row_type = ctypes.c_float * self.n_vocab
         self.n_swa: int = max(0, llama.llama_model_n_swa(self._model))
         self.memory = self._memory_kind()
 
@@ -158,33 +156,32 @@ class LlamaBackend:
 
     def _open_context(self) -> None:
         config = self._config
-        window = min(config.n_ctx, llama.llama_model_n_ctx_train(self._model) or config.n_ctx)
-        params = llama.llama_context_default_params()
-        params.n_ctx = config.kv_cells or config.n_parallel * window
-        params.n_batch = config.n_batch
-        params.n_ubatch = min(config.n_ubatch, config.n_batch)
-        params.n_seq_max = n_sequences(config)
-        params.n_outputs_max = params.n_seq_max
-        params.n_threads = params.n_threads_batch = config.n_threads or usable_cores()
-        params.type_k = CACHE_TYPES[config.cache_type_k]
-        params.type_v = CACHE_TYPES[config.cache_type_v]
-        params.flash_attn_type = _flash_attention(config)
-        params.kv_unified = True
-        params.no_perf = True
-        if on_host(config.n_gpu_layers):
-            n_bytes = cache_bytes(self._model, params.n_ctx, params.type_k, params.type_v)
+        settings = context_settings(config, llama.llama_model_n_ctx_train(self._model))
+        params = context_params(settings)
+        if not config.kv_on_card or on_host(config.n_gpu_layers):
+            n_bytes = cache_bytes(self._path, settings)
             check_memory(f"models.{config.name}", n_bytes, available_bytes())
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
             raise EngineConfigError(
                 f"models.{config.name}: {explain_context_failure(self._native_log.lines)}"
             )
+        self._threads = ThreadPace(settings.n_threads)
+        self._n_threads = settings.n_threads
+        self._core_waits = CoreWaits()
         self._kv: Any = llama.llama_get_memory(self._context)
         self.n_cells: int = llama.llama_n_ctx(self._context)
-        self.n_ctx_seq: int = min(window, self.n_cells)
-        self.n_seq_max: int = llama.llama_n_seq_max(self._context)
+        self.n_ctx_seq: int = min(settings.window, self.n_cells)
+        self.n_seq_max: int = llama.llama_n_seq_max(self._context) - 1
+        self._bytes = SequenceBytes(
+            self._context,
+            self.n_seq_max,
+            has_state=self.memory is MemoryKind.RECURRENT,
+            has_cells=not llama.llama_model_is_recurrent(self._model),
+            has_window=self.memory is MemoryKind.SLIDING,
+        )
         self.n_batch: int = llama.llama_n_batch(self._context)
-        self.n_outputs_max: int = min(config.n_parallel, self.n_seq_max)
+        self.n_outputs_max: int = params.n_outputs_max
 
     def _read_vocabulary(self) -> None:
         vocab = self._vocab
@@ -197,6 +194,17 @@ class LlamaBackend:
             if llama.llama_vocab_get_attr(vocab, token) & _HIDDEN_ATTRIBUTES
         )
         self._special_texts = tuple(filter(None, hidden))
+        self._splits_by_regex = llama.llama_vocab_type(vocab) == llama.LLAMA_VOCAB_TYPE_BPE
+
+    def _warm_up(self) -> None:
+        """Touch every weight once, so that the first answer does not wait for the disk (and a device that has no room for
+        a decode says so now)."""
+        llama.llama_set_warmup(self._context, True)
+        try:
+            self.decode([BatchPart(0, 0, [max(0, llama.llama_vocab_bos(self._vocab))], 0)])
+        finally:
+            llama.llama_set_warmup(self._context, False)
+            self.clear()
 
     def _text_of(self, token: int) -> str:
         if token < 0:
@@ -216,7 +224,17 @@ class LlamaBackend:
             n_vocab=self.n_vocab,
             n_parallel=self._config.n_parallel,
             kv_cells=self.n_cells,
+            kv_reuse=REUSE[self.memory],
+            absent_workers=dict(self._workers.absent),
             description=description.value.decode("utf-8", "replace"),
+        )
+
+    def state_format(self) -> str:
+        system = llama.llama_print_system_info().decode("utf-8", "replace")
+        flash = flash_type(flash_attention(self._config))
+        types = f"{self._config.cache_type_k}|{self._config.cache_type_v}"
+        return (
+            f"{llama.__version__}|{types}|{flash}|{self.memory}|{self.n_swa}|{'REPACK' in system}"
         )
 
     def chat_template(self) -> str:
@@ -227,6 +245,14 @@ class LlamaBackend:
         return self._special_texts
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        if add_special or not self._splits_by_regex:
+            return self._tokenize(text, add_special=add_special, parse_special=parse_special)
+        ids: list[int] = []
+        for piece in cut_long_runs(text, self._special_texts):
+            ids += self._tokenize(piece, add_special=False, parse_special=parse_special)
+        return ids
+
+    def _tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")
         n_max = len(data) + 4
         while True:
@@ -260,11 +286,15 @@ class LlamaBackend:
 
     def decode(self, parts: Sequence[BatchPart]) -> DecodeStatus:
         n_tokens = sum(len(part.tokens) for part in parts)
-        n_outputs = sum(part.wants_output for part in parts)
+        n_outputs = sum(part.n_outputs for part in parts)
         if not 0 < n_tokens <= self.n_batch or n_outputs > self.n_outputs_max:
             raise ValueError(f"a batch of {n_tokens} tokens and {n_outputs} outputs is too big")
         if not all(0 <= part.seq_id < self.n_seq_max for part in parts):
             raise ValueError("a sequence id is out of range")
+        if not all(0 <= part.n_outputs <= len(part.tokens) for part in parts):
+            raise ValueError("a part of the batch has more outputs than tokens")
+        self._set_threads(self._threads.threads_for(n_tokens, time.monotonic()))
+        started = time.perf_counter()
         status = llama.llama_decode(self._context, self._batch.fill(parts))
         if status == _NO_SLOT:
             return DecodeStatus.NO_SLOT
@@ -273,34 +303,64 @@ class LlamaBackend:
             raise DecodeFailed(f"llama_decode returned {status} ({reasons})")
         # On a GPU the call only queues the work: wait, or the step times that steer the next batch mean nothing.
         llama.llama_synchronize(self._context)
+        if self._threads.window_is_over(time.perf_counter() - started):
+            self._threads.judge(self._core_waits.since_last_s(), time.monotonic())
         return DecodeStatus.DONE
 
-    def sample(self, part_index: int, sampler: Sampler) -> int:
+    def _set_threads(self, n_threads: int) -> None:
+        if n_threads != self._n_threads:
+            self._n_threads = n_threads
+            llama.llama_set_n_threads(self._context, n_threads, n_threads)
+
+    def sample(self, part_index: int, sampler: Sampler, offset: int = 0) -> int:
         if not isinstance(sampler, LlamaSampler) or sampler.chain is None:
             raise ValueError("the sampler is closed or of another backend")
-        row = self._batch.output_rows[part_index]
-        token: int = llama.llama_sampler_sample(sampler.chain, self._context, row)
-        return token
+        rows = self._batch.output_rows[part_index]
+        if not 0 <= offset < len(rows):
+            raise ValueError(f"part {part_index} of the batch has no output {offset}")
+        if sampler.needs_all:
+            token: int = llama.llama_sampler_sample(sampler.chain, self._context, rows[offset])
+            return token
+        logits = llama.llama_get_logits_ith(self._context, rows[offset])
+        address = ctypes.addressof(logits.contents)
+        return sampler.choose(np.frombuffer(self._row_type.from_address(address), np.float32))
 
     # The cache.
 
     def seq_rm(self, seq_id: int, start: int) -> None:
         llama.llama_memory_seq_rm(self._kv, self._checked(seq_id), start, -1)
+        if start == 0:
+            self._bytes.emptied(seq_id)
 
     def seq_cp(self, source: int, target: int, length: int) -> None:
         if self.seq_pos_max(target) >= 0:
             raise ValueError(f"sequence {target} is not empty")
         end = -1 if self.memory is MemoryKind.RECURRENT else length
         llama.llama_memory_seq_cp(self._kv, self._checked(source), target, 0, end)
+        self._bytes.shared(source, target)
 
     def seq_pos_min(self, seq_id: int) -> int:
-        return int(llama.llama_memory_seq_pos_min(self._kv, self._checked(seq_id)))
+        oldest = int(llama.llama_memory_seq_pos_min(self._kv, self._checked(seq_id)))
+        return max(oldest, self._bytes.whole_from(seq_id)) if oldest >= 0 else oldest
 
     def seq_pos_max(self, seq_id: int) -> int:
         return int(llama.llama_memory_seq_pos_max(self._kv, self._checked(seq_id)))
 
     def clear(self) -> None:
         llama.llama_memory_clear(self._kv, False)
+        self._bytes.emptied()
+
+    def save_cells(self, seq_id: int, start: int, end: int) -> bytearray:
+        return self._bytes.save_cells(self._checked(seq_id), start, end)
+
+    def load_cells(self, seq_id: int, start: int, end: int, data: bytes | bytearray) -> bool:
+        return self._bytes.load_cells(self._checked(seq_id), start, end, data)
+
+    def save_state(self, seq_id: int) -> bytearray:
+        return self._bytes.save_state(self._checked(seq_id))
+
+    def load_state(self, seq_id: int, data: bytes | bytearray) -> bool:
+        return self._bytes.load_state(self._checked(seq_id), data)
 
     def _checked(self, seq_id: int) -> int:
         if not 0 <= seq_id < self.n_seq_max:
@@ -315,48 +375,4 @@ class LlamaBackend:
             llama.llama_model_free(self._model)
             self._model = None
             self._native_log.close()
-
-
-def n_sequences(config: EngineConfig) -> int:
-    """Sequences in the context: one per reply, and some more for conversations and prefixes that are kept."""
-    n_kept = min(max(3 * config.n_parallel, 8), 16)
-    return min(
-        max(config.n_sequences or config.n_parallel + n_kept, config.n_parallel), _MAX_SEQUENCES
-    )
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may run on: more threads than that make llama.cpp slower."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list")
-        cores.add(siblings.read_text().strip() if siblings.exists() else str(cpu))
-    return max(1, len(cores))
-
-
-def _check_cache_types(config: EngineConfig) -> None:
-    for key in ("cache_type_k", "cache_type_v"):
-        value = getattr(config, key)
-        if value not in CACHE_TYPES:
-            raise EngineConfigError(
-                f'models.{config.name}.{key}: "{value}" is unknown; use one of {", ".join(CACHE_TYPES)}'
-            )
-    if config.flash_attention not in ("auto", "on", "off"):
-        raise EngineConfigError(
-            f'models.{config.name}.flash_attention: "{config.flash_attention}" must be auto, on or off'
-        )
-    if config.flash_attention == "off" and config.cache_type_v not in _UNQUANTIZED:
-        raise EngineConfigError(
-            f'models.{config.name}: cache_type_v = "{config.cache_type_v}" needs flash attention; '
-            'set flash_attention = "auto" or cache_type_v = "f16"'
-        )
-
-
-def _flash_attention(config: EngineConfig) -> int:
-    """Auto: always with a quantized cache, which llama.cpp cannot do without; otherwise llama.cpp asks the device."""
-    quantized = not {config.cache_type_k, config.cache_type_v} <= _UNQUANTIZED
-    if config.flash_attention == "on" or (config.flash_attention == "auto" and quantized):
-        return int(llama.LLAMA_FLASH_ATTN_TYPE_ENABLED)
-    if config.flash_attention == "off":
-        return int(llama.LLAMA_FLASH_ATTN_TYPE_DISABLED)
-    return int(llama.LLAMA_FLASH_ATTN_TYPE_AUTO)
+        self._workers.close()

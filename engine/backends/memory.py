@@ -26,6 +26,12 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
     return min(free, max(0, limit - used + _file_pages(cgroup / "memory.stat")))
 
 
+def total_bytes(cgroup: Path = _CGROUP) -> int:
+    """All memory of the machine, or the container's limit."""
+    total = int(psutil.virtual_memory().total)
+    return min(total, _number(cgroup / "memory.max") or total)
+
+
 def check_memory(where: str, n_bytes: int, available: int) -> None:
     """Raise EngineConfigError when a KV cache of `n_bytes` cannot be there."""
     if n_bytes > available:

@@ -36,6 +36,10 @@ def _look_for(name: str, file: Path) -> Path:
         raise EngineConfigError(f"{where} is a folder; name a .gguf file in it{inside}")
     if not file.parent.is_dir():
         raise EngineConfigError(f"{where} does not exist, nor does the folder {file.parent}")
+    if file.is_symlink():
+        raise EngineConfigError(f"{where} is a link to {file.readlink()}, which does not exist")
+    if file.exists():
+        raise EngineConfigError(f"{where} is no file; name a .gguf file")
     names = [p.name for p in file.parent.glob("*.gguf")]
     close = difflib.get_close_matches(file.name, names, n=1, cutoff=0.4)
     hint = f'; did you mean "{close[0]}"?' if close else f"; {_count(names)} in that folder"
@@ -65,6 +69,9 @@ def explain_load_failure(path: Path, log_lines: Iterable[str]) -> str:
             f"{path} is of the architecture {match.group(1)!r}, which this version of llama.cpp does not know; "
             "choose another model or a newer release"
         )
+    if match := re.search(r"missing tensor ('[^']*')|tensor ('[^']*') not found", text):
+        name = match.group(1) or match.group(2)
+        return f"{path} is damaged (missing tensor {name}); download the model file again"
     if re.search(
         r"not within (the )?file bounds|unexpectedly reached end of file|read beyond|corrupted or incomplete",
         text,

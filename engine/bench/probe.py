@@ -9,10 +9,11 @@ import asyncio
 import statistics
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.bench.report import Figure
+from engine.bench.counters import Counters, CounterSource
+from engine.bench.figures import Samples, What, of_turn, of_wave
 from engine.errors import EngineConfigError, EngineError
 from engine.face import Engine
 from engine.types import (
@@ -84,32 +85,20 @@ class _Outcome:
     answer_ids: tuple[int, ...]
 
 
-class Samples:
-    """All samples so far, by figure and engine; owned by one run."""
-
-    def __init__(self) -> None:
-        self._figures: dict[str, tuple[str, str, bool]] = {}
-        self._values: dict[str, dict[str, list[float]]] = {}
-
-    def add(self, figure: tuple[str, str, str, bool], engine: str, value: float | None) -> None:
-        name, label, unit, higher_is_better = figure
-        self._figures.setdefault(name, (label, unit, higher_is_better))
-        if value is not None:
-            self._values.setdefault(name, {}).setdefault(engine, []).append(value)
-
-    def figures(self) -> tuple[Figure, ...]:
-        return tuple(
-            Figure(name, *what, {e: tuple(v) for e, v in self._values.get(name, {}).items()})
-            for name, what in self._figures.items()
-        )
-
-
 class Probe:
     """One engine at work; owned by one run."""
 
-    def __init__(self, name: str, engine: Engine, plan: BenchPlan, samples: Samples) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        counters: CounterSource,
+        plan: BenchPlan,
+        samples: Samples,
+    ) -> None:
         self.name = name
         self._engine = engine
+        self._counters = counters
         self._plan = plan
         self._samples = samples
         self._salt = 0
@@ -119,17 +108,25 @@ class Probe:
         await self._ask([_user(self._question())], key="", max_new_tokens=8)
 
     async def wave(self, n_people: int) -> None:
+        """So many people ask at the same moment."""
         prompts = [[_SYSTEM_MESSAGE, _user(self._question())] for _ in range(n_people)]
+        before = await self._counters.read()
         begun = time.perf_counter()
         outcomes = await _all([self._ask(prompt, key="") for prompt in prompts])
         took_s = time.perf_counter() - begun
+        added = (await self._counters.read()).since(before)
         n_tokens = sum(outcome.n_tokens for outcome in outcomes)
-        first_s = statistics.median(outcome.first_s for outcome in outcomes)
-        at, words = f"wave@{n_people}", f"{n_people} at once"
-        speed = (f"{at}.tokens_per_s", f"{words}: generated", "tok/s", True)
-        first = (f"{at}.first_token_s", f"{words}: first token after", "s", False)
-        self._samples.add(speed, self.name, n_tokens / took_s)
-        self._samples.add(first, self.name, first_s)
+        self._note(
+            {
+                "tokens_per_s": n_tokens / took_s,
+                "guessed_share": _percent(added.guessed_share),
+                "first_token_s": statistics.median(outcome.first_s for outcome in outcomes),
+                "prompt_tokens_computed": _computed(outcomes),
+                "prompt_tokens_decoded": _each(added.decoded_prompt_tokens, n_people),
+                "python_share": _percent(added.python_share),
+            },
+            lambda kind: of_wave(n_people, kind),
+        )
 
     async def talk(self) -> None:
         """Several conversations in rotation, so that each one's KV state has to outlive the others' turns."""
@@ -138,8 +135,10 @@ class Probe:
         histories: dict[str, list[ChatMessage]] = {key: [_SYSTEM_MESSAGE] for key in keys}
         try:
             for turn in range(1, self._plan.turns + 1):
+                before = await self._counters.read()
                 outcomes = [await self._turn(key, histories[key]) for key in keys]
-                self._note_turn(turn, outcomes)
+                added = (await self._counters.read()).since(before)
+                self._note_turn(turn, outcomes, added)
         finally:
             for key in keys:
                 await self._engine.forget(key)
@@ -152,22 +151,34 @@ class Probe:
         )
         return outcome
 
-    def _note_turn(self, turn: int, outcomes: Sequence[_Outcome]) -> None:
-        first = (f"turn@{turn}.first_token_s", f"turn {turn}: first token after", "s", False)
-        computed = (
-            f"turn@{turn}.prompt_tokens_computed",
-            f"turn {turn}: prompt computed",
-            "tokens",
-            False,
+    def _note_turn(self, turn: int, outcomes: Sequence[_Outcome], added: Counters) -> None:
+        sent = [o.usage.n_prompt for o in outcomes if o.usage.n_prompt]
+        n = len(outcomes)
+        self._note(
+            {
+                "first_token_s": statistics.median(o.first_s for o in outcomes),
+                "prompt_tokens": statistics.mean(sent) if sent else None,
+                "prompt_tokens_computed": _computed(outcomes),
+                "prompt_tokens_decoded": _each(added.decoded_prompt_tokens, n),
+                "tokens_restored": _each(added.restored_tokens, n),
+                "bytes_written": _each(added.saved_bytes, n),
+            },
+            lambda kind: of_turn(turn, kind),
         )
-        self._samples.add(first, self.name, statistics.median(o.first_s for o in outcomes))
-        told = [o.usage.n_prompt - o.usage.n_cached for o in outcomes if o.usage.n_prompt]
-        self._samples.add(computed, self.name, statistics.median(told) if told else None)
+
+    def _note(self, values: Mapping[str, float | None], what_of: Callable[[str], What]) -> None:
+        for kind, value in values.items():
+            self._samples.add(what_of(kind), self.name, value)
 
     async def _ask(
         self, messages: Sequence[ChatMessage], *, key: str, max_new_tokens: int = 0
     ) -> _Outcome:
+        begun = time.perf_counter()
         rendered = await self._engine.render(messages)
+        if not rendered.exact:
+            begun = (
+                time.perf_counter()
+            )  # a server makes the prompt itself; ours was only an estimate
         request = EngineRequest(
             id=f"bench-{uuid.uuid4().hex}",
             prompt_tokens=rendered.token_ids,
@@ -181,10 +192,9 @@ class Probe:
             thinking_open=rendered.thinking_open,
             n_shared_prefix=rendered.starts[1] if rendered.exact and len(messages) > 1 else 0,
         )
-        return await self._timed(request)
+        return await self._timed(request, begun)
 
-    async def _timed(self, request: EngineRequest) -> _Outcome:
-        begun = time.perf_counter()
+    async def _timed(self, request: EngineRequest, begun: float) -> _Outcome:
         first_s, n_deltas = 0.0, 0
         texts: list[str] = []
         ids: list[int] = []
@@ -228,6 +238,20 @@ async def _all(asks: Sequence[Coroutine[object, object, _Outcome]]) -> list[_Out
         first = failures.exceptions[0]
         raise BenchFailed(str(first)) from first
     return [task.result() for task in tasks]
+
+
+def _computed(outcomes: Sequence[_Outcome]) -> float | None:
+    """Prompt tokens per reply that were not cached, by the usage figures; None when there are none."""
+    told = [o.usage.n_prompt - o.usage.n_cached for o in outcomes if o.usage.n_prompt]
+    return statistics.mean(told) if told else None
+
+
+def _each(total: float | None, n: int) -> float | None:
+    return None if total is None else total / n
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _user(text: str) -> ChatMessage:

@@ -29,7 +29,7 @@ def need_of(job: Job, memory: MemoryKind) -> Need | None:
     if job.builds_prefix and memory is MemoryKind.RECURRENT:
         # Such a state can only be copied whole: stop exactly behind the prefix.
         n_tokens = min(n_tokens, job.request.n_shared_prefix - job.n_computed)
-    if job.awaits_prefix or n_tokens <= 0:
+    if job.awaits_prefix or job.is_loading or n_tokens <= 0:
         return None
     return Need(job.id, n_tokens, job.in_reply, job.priority)
 
@@ -40,16 +40,19 @@ def part_of(job: Job, n_tokens: int) -> Planned:
         raise EngineError(f"request {job.id} runs without a sequence")
     start = job.n_computed
     tokens = job.tokens[start : start + n_tokens]
-    wants_output = not job.is_warm and start + n_tokens == len(job.tokens)
-    return Planned(job, BatchPart(job.seq.id, start, tokens, wants_output))
+    n_outputs = int(not job.is_warm and start + n_tokens == len(job.tokens))
+    return Planned(job, BatchPart(job.seq.id, start, tokens, n_outputs))
 
 
 def decode_what_fits(planned: list[Planned], backend: Backend, pool: SequencePool) -> list[Planned]:
-    """Decode; where cells are missing, throw out idle sequences, then halve the batch. Returns what was decoded.
+    """Decode; where cells are missing, drop guesses, throw out idle sequences, then halve. Returns what was decoded.
 
     Raises DecodeFailed, and whatever else the backend raises.
     """
     while backend.decode([part for _, part in planned]) is DecodeStatus.NO_SLOT:
+        if count_drafted(planned):
+            planned = [part_of(job, 1) for job, _ in planned]
+            continue
         if pool.evict_one():
             continue
         n_tokens = count_tokens(planned)
@@ -63,6 +66,11 @@ def decode_what_fits(planned: list[Planned], backend: Backend, pool: SequencePoo
 def count_tokens(planned: Iterable[Planned]) -> int:
     """Tokens in a batch."""
     return sum(len(part.tokens) for _, part in planned)
+
+
+def count_drafted(planned: Iterable[Planned]) -> int:
+    """Guessed tokens among them: all outputs of a part but the first follow one."""
+    return sum(max(0, part.n_outputs - 1) for _, part in planned)
 
 
 def _first_tokens(planned: list[Planned], n_tokens: int) -> list[Planned]:

@@ -22,13 +22,17 @@ import structlog
 from engine.backends.base import Backend, BatchPart
 from engine.config import EngineConfig
 from engine.core import prefixes
-from engine.core.batch import Planned, count_tokens, decode_what_fits, need_of, part_of
+from engine.core.batch import Planned, decode_what_fits
+from engine.core.drafts import harvest
 from engine.core.gate import Gate
-from engine.core.job import Job
-from engine.core.scheduler import PrefillPace, WaitLine, plan_batch
+from engine.core.job import Job, keeps_apart
+from engine.core.keeper import Keeper
+from engine.core.planner import Planner
+from engine.core.scheduler import WaitLine
 from engine.core.teller import Teller
 from engine.errors import EngineError
 from engine.kv.pool import SequencePool
+from engine.kv.tiers import KvTiers
 from engine.types import (
     EngineEvent,
     EngineRequest,
@@ -56,8 +60,10 @@ class Core:
         emit: Callable[[EngineEvent], None],
         clock: Callable[[], float] = time.monotonic,
         stop_texts: Sequence[str] = (),
+        tiers: KvTiers | None = None,
     ) -> None:
-        """`stop_texts`: ends of turn that the vocabulary has no control token for; every reply stops at them."""
+        """`stop_texts`: ends of turn that the vocabulary has no control token for; every reply stops at them. `tiers` are
+        the core's from now on: `close` closes them."""
         self._backend = backend
         self._config = config
         self._emit = emit
@@ -66,9 +72,10 @@ class Core:
         self._tell = Teller(emit, clock)
         self._n_parallel = min(config.n_parallel, backend.n_outputs_max)
         self._pool = SequencePool(backend)
+        self._keeper = Keeper(backend, self._pool, tiers, clock)
         self._gate = Gate(backend, config, self._n_parallel)
         self._line = WaitLine()
-        self._pace = PrefillPace(backend.n_batch)
+        self._planner = Planner(backend, self._pool, config)
         self._waiting: dict[str, Job] = {}
         self._running: dict[str, Job] = {}
         self._line_changed = False
@@ -77,6 +84,7 @@ class Core:
         self._n_failed_batches = 0
         self._n_prompt_tokens = 0
         self._n_generated_tokens = 0
+        self._n_accepted_tokens = 0
         self._n_steps = 0
         self._decode_s = 0.0
         self._python_s = 0.0
@@ -96,6 +104,7 @@ class Core:
         tokens = [*request.prompt_tokens, *request.generated_tokens][: self._backend.n_ctx_seq]
         job = Job(request.id, request, False, tokens, n_limit, self._clock())
         self._enqueue(job, request.owner)
+        self._keeper.expect(job)
         self._tell_places()
 
     def cancel(self, request_id: str) -> None:
@@ -119,15 +128,16 @@ class Core:
             return
         self._enqueue(Job(job_id, wanted, True, list(tokens), len(tokens), self._clock()), "")
 
-    def forget(self, cache_key: str) -> None:
-        """Drop every copy of a conversation's KV; a reply that is running for it goes on and leaves nothing behind."""
+    def forget(self, cache_key: str, on_gone: Callable[[], None] = lambda: None) -> None:
+        """Drop every copy of a conversation's KV; a reply that is running for it goes on and leaves nothing behind. `on_gone`
+        is called when the disk has none either, perhaps from another thread; never where it cannot be removed."""
         self._pool.forget(cache_key)
         for job in [*self._waiting.values(), *self._running.values()]:
-            if job.request.cache_key != cache_key:
-                continue
-            job.forgotten = True
-            if job.is_warm:
-                self._remove(job, keep=False)
+            if job.request.cache_key == cache_key:
+                job.forgotten = True
+                if job.is_warm:
+                    self._remove(job, keep=False)
+        self._keeper.forget(cache_key, on_gone)
 
     def fail_all(self, code: FailureCode, message: str) -> None:
         """End every open request as retryable."""
@@ -137,17 +147,18 @@ class Core:
     def close(self) -> None:
         """End every open request and free what belongs to it. The backend is its creator's to close."""
         self.fail_all(FailureCode.ENGINE_DIED, "the engine is shutting down")
+        self._keeper.close()
 
     # Questions.
 
     @property
     def has_work(self) -> bool:
         """Whether `step` may have something to do."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._keeper.has_work)
 
     def stats(self) -> EngineStats:
         """Counters since the start, and the state now. Warm-ups are not counted as requests."""
-        return EngineStats(
+        counters = EngineStats(
             state=EngineState.READY,
             n_running=self._n_replies,
             n_waiting=self._n_waiting,
@@ -156,10 +167,13 @@ class Core:
             n_sequences_kept=self._pool.n_idle,
             decoded_prompt_tokens_total=self._n_prompt_tokens,
             decoded_generated_tokens_total=self._n_generated_tokens,
+            drafted_tokens_total=self._planner.n_drafted,
+            accepted_tokens_total=self._n_accepted_tokens,
             steps_total=self._n_steps,
             step_decode_s=self._decode_s,
             step_python_s=self._python_s,
         )
+        return self._keeper.complete(counters)
 
     @property
     def _n_waiting(self) -> int:
@@ -177,15 +191,19 @@ class Core:
         decode_s_before = self._decode_s
         self._expire()
         n_admitted = self._admit()
+        for job in self._keeper.go_on(self._running.values()):
+            self._begin(job)
         for job in prefixes.bind(self._running.values(), self._pool):
-            self._tell.started(job)
-        planned = self._plan()
+            if self._keeper.begin(job):
+                self._tell.started(job)
+        planned = self._planner.plan(self._running)
         self._tell_places()
         if planned:
             self._compute(planned)
             self._n_steps += 1
+        stored = self._keeper.work(self._running.values())
         self._python_s += self._clock() - started - (self._decode_s - decode_s_before)
-        return bool(planned or n_admitted)
+        return bool(planned or n_admitted or stored)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -239,8 +257,10 @@ class Core:
     def _try_start(self, job: Job) -> bool:
         if not job.is_warm and self._n_replies >= self._n_parallel:
             return False
+        if keeps_apart(job, self._running.values()):
+            return False
         request = job.request
-        seq = self._pool.take(request.scope, request.cache_key, job.tokens, job.n_limit)
+        seq = self._pool.take(request.scope, job.cache_key, job.tokens, job.n_limit)
         if seq is None:
             return False
         del self._waiting[job.id]
@@ -251,10 +271,16 @@ class Core:
         job.admitted_at = job.admitted_at or self._clock()
         if job.sampler is None and not job.is_warm:
             job.sampler = self._backend.new_sampler(request.sampling, request.generated_tokens)
+        if self._keeper.begin(job):
+            self._begin(job)
+        return True
+
+    def _begin(self, job: Job) -> None:
+        """It has all that is kept of its conversation; the shared beginning may still be missing."""
         prefixes.choose_role(job, self._running.values(), self._pool)
+        prefixes.publish(job, self._pool)
         if not job.awaits_prefix:
             self._tell.started(job)
-        return True
 
     def _ends_at_once(self, job: Job) -> bool:
         """Whether the given ids were a whole reply already; then it is finished here."""
@@ -296,15 +322,7 @@ class Core:
             self._line.put_back(job.ticket)
         self._line_changed = True
 
-    # Plan and decode.
-
-    def _plan(self) -> list[Planned]:
-        memory = self._backend.memory
-        wishes = (need_of(job, memory) for job in self._running.values())
-        needs = [need for need in wishes if need is not None]
-        n_prefill = self._pace.budget(replies_running=any(need.is_reply for need in needs))
-        grants = plan_batch(needs, n_batch=self._backend.n_batch, n_prefill=n_prefill)
-        return [part_of(self._running[grant.id], grant.n_tokens) for grant in grants]
+    # Decode.
 
     def _compute(self, planned: list[Planned]) -> None:
         started = self._clock()
@@ -316,9 +334,7 @@ class Core:
         elapsed_s = self._clock() - started
         self._decode_s += elapsed_s
         self._n_failed_batches = 0
-        n_replies = sum(job.in_reply for job, _ in planned)
-        n_tokens = count_tokens(planned)
-        self._pace.observe(n_replies=n_replies, n_prefill=n_tokens - n_replies, elapsed_s=elapsed_s)
+        self._planner.observe(planned, elapsed_s)
         for index, (job, part) in enumerate(planned):
             try:
                 self._apply(index, job, part)
@@ -352,27 +368,22 @@ class Core:
         if job.is_warm:
             if job.n_to_compute == 0:
                 self._remove(job, keep=True)
-        elif part.wants_output and job.sampler is not None:
-            self._add_token(job, self._backend.sample(index, job.sampler))
+        elif part.n_outputs and job.sampler is not None:
+            self._add_tokens(index, job, part)
         else:
             self._tell.progress(job)
 
-    def _add_token(self, job: Job, token: int) -> None:
+    def _add_tokens(self, index: int, job: Job, part: BatchPart) -> None:
         job.first_token_at = job.first_token_at or self._clock()
-        job.tokens.append(token)
-        job.new_ids.append(token)
-        self._n_generated_tokens += 1
-        if self._backend.is_eog(token):
-            self._finish(job, FinishReason.STOP)
-            return
-        piece = job.text.push(token) if job.text else None
-        text, thinking = (piece.text, piece.thinking) if piece else ("", "")
-        if piece and piece.stopped:
-            self._finish(job, FinishReason.STOP, text, thinking)
-        elif len(job.tokens) >= job.n_limit:
-            self._finish(job, FinishReason.LENGTH, text, thinking)
+        got = harvest(index, job, part, self._backend)
+        self._n_generated_tokens += got.n_tokens
+        self._n_accepted_tokens += got.n_tokens - 1
+        if job.seq is not None:  # the last token is never computed yet; what was guessed wrong goes
+            self._pool.cut(job.seq, len(job.tokens) - 1)
+        if got.reason is not None:
+            self._finish(job, got.reason, got.text, got.thinking)
         else:
-            self._tell.delta(job, text, thinking)
+            self._tell.delta(job, got.text, got.thinking)
 
     # Ends.
 
@@ -415,8 +426,10 @@ class Core:
         self._line_changed = True
 
     def _leave_sequence(self, job: Job, *, keep: bool) -> None:
+        self._keeper.leave(job)
         if job.seq is not None:
             self._pool.release(job.seq, keep=keep and not job.forgotten)
+            self._keeper.note(job.seq)
             job.seq = None
         job.builds_prefix = job.awaits_prefix = False
 

@@ -41,8 +41,10 @@ class Gate:
         n_own = line.n_of_owner(request.owner) if request.owner else 0
         if n_own >= self._config.max_waiting_per_owner:
             return self._busy(request, "too many requests of one owner wait", n_own)
-        if n_waiting >= self._config.max_waiting:
-            return self._busy(request, "the queue is full", n_waiting)
+        # Counted with those that go first only: a flood of less important requests must not shut people out.
+        n_before = min(n_waiting, line.n_up_to(request.priority))
+        if n_before >= self._config.max_waiting:
+            return self._busy(request, "the queue is full", n_before)
         return None
 
     def refusal_of_tokens(self, request: EngineRequest) -> Failed | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.backends.base import Backend, Sampler
+from engine.core.lookup import Lookup
 from engine.core.scheduler import Ticket
 from engine.kv.pool import Seq
-from engine.text.output import ReplyText
-from engine.types import EngineRequest, Priority, Usage
+from engine.text.output import Piece, ReplyText
+from engine.types import EngineRequest, FinishReason, Priority, Usage
 
 # Warm-ups come after everything that somebody waits for.
 WARM_PRIORITY = Priority.BACKGROUND + 10
+# A shared beginning shorter than this is not worth a place of its own.
+MIN_SHARED_TOKENS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +37,12 @@ class Job:
     seq: Seq | None = None
     sampler: Sampler | None = None
     text: ReplyText | None = None
+    lookup: Lookup | None = None
     # The shared prefix that it computes for others too, or that it waits for because another job is computing it.
     builds_prefix: bool = False
     awaits_prefix: bool = False
+    # Its conversation's stored blocks are still being read from disk.
+    is_loading: bool = False
     forgotten: bool = False
     started: bool = False
     n_cached: int = 0
@@ -47,6 +54,11 @@ class Job:
     @property
     def priority(self) -> int:
         return WARM_PRIORITY if self.is_warm else self.request.priority
+
+    @property
+    def cache_key(self) -> str:
+        """The conversation whose KV it uses and leaves behind; none once that was to be forgotten."""
+        return "" if self.forgotten else self.request.cache_key
 
     @property
     def in_background(self) -> bool:
@@ -81,6 +93,12 @@ class Job:
         return self.tokens[: self.request.n_shared_prefix]
 
     @property
+    def n_shared(self) -> int:
+        """Length of that, or 0 where it is too short to be of use."""
+        n_shared = self.request.n_shared_prefix
+        return n_shared if MIN_SHARED_TOKENS <= n_shared < len(self.tokens) else 0
+
+    @property
     def in_reply(self) -> bool:
         """The next token of the reply is all that is missing."""
         return self.first_token_at > 0 and self.n_to_compute == 1
@@ -94,6 +112,17 @@ class Job:
                 return True
         return False
 
+    def take(self, token: int, backend: Backend) -> tuple[Piece, FinishReason | None]:
+        """The next token of the reply: what it makes visible, and why the reply ends with it, if it does."""
+        self.tokens.append(token)
+        self.new_ids.append(token)
+        if backend.is_eog(token):
+            return Piece(), FinishReason.STOP
+        piece = self.text.push(token) if self.text else Piece()
+        if piece.stopped:
+            return piece, FinishReason.STOP
+        return piece, FinishReason.LENGTH if len(self.tokens) >= self.n_limit else None
+
     def usage(self, now: float) -> Usage:
         """What it cost so far."""
         admitted = self.admitted_at or now
@@ -106,3 +135,8 @@ class Job:
             prefill_s=first - admitted if self.admitted_at else 0.0,
             decode_s=now - first,
         )
+
+
+def keeps_apart(job: Job, running: Iterable[Job]) -> bool:
+    """Whether `job` may not run beside these: one of them, or it, is a suspect that has to be computed alone."""
+    return any(job.request.alone or other.request.alone for other in running)

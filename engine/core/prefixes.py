@@ -11,15 +11,10 @@ from collections.abc import Collection, Iterable
 from engine.core.job import Job
 from engine.kv.pool import SequencePool
 
-MIN_PREFIX_TOKENS = 8
-
 
 def choose_role(job: Job, running: Iterable[Job], pool: SequencePool) -> None:
     """Called when a job has got its sequence."""
-    n_prefix = job.request.n_shared_prefix
-    if not MIN_PREFIX_TOKENS <= n_prefix < len(job.tokens):
-        return
-    if pool.has_prefix(job.request.scope, job.prefix):
+    if not job.n_shared or pool.has_prefix(job.request.scope, job.prefix):
         return
     if _has_builder(job, running):
         job.awaits_prefix = job.n_computed == 0
@@ -51,7 +46,8 @@ def bind(running: Collection[Job], pool: SequencePool) -> list[Job]:
 
 def _has_builder(job: Job, running: Iterable[Job]) -> bool:
     return any(
-        other.builds_prefix
+        other is not job
+        and other.builds_prefix
         and other.request.scope == job.request.scope
         and other.prefix == job.prefix
         for other in running

@@ -15,10 +15,14 @@ Idle cells have a price, so the sequences that leave first are those that were n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import structlog
+
 from engine.backends.base import Backend, MemoryKind
+
+_log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +40,10 @@ class Seq:
     cells: list[int] = field(default_factory=list)
     n_reserved: int = 0
     used_at: int = 0
+    # For the KV tiers: the scope's shared beginning, places where later turns may part, and how much is stored.
+    n_shared: int = 0
+    marks: tuple[int, ...] = ()
+    n_saved: int = 0
 
     @property
     def running(self) -> bool:
@@ -67,6 +75,8 @@ class SequencePool:
         # Holders of a cell, for those that have more than one.
         self._n_holders: dict[int, int] = {}
         self._n_used = 0
+        # Told before an idle conversation is thrown out to make room.
+        self.on_evict: Callable[[Seq], None] = lambda _: None
         # How often a sequence stopped running: whoever found no room need not try again before that.
         self.n_releases = 0
         # Some places are for conversations, however many system prompts there are.
@@ -82,6 +92,14 @@ class SequencePool:
     def n_idle(self) -> int:
         """Kept sequences, shared prefixes included."""
         return sum(not seq.running for seq in self._seqs)
+
+    def __contains__(self, seq: Seq) -> bool:
+        return seq in self._seqs
+
+    def n_known(self, scope: str, key: str, tokens: Sequence[int]) -> int:
+        """How many of these tokens need no computing, by what is kept now."""
+        own, prefix = self._idle_of(scope, key), self._best_prefix(scope, tokens)
+        return max(self._reusable(seq.tokens, tokens) if seq else 0 for seq in (own, prefix))
 
     # Taking, filling and giving back.
 
@@ -129,6 +147,27 @@ class SequencePool:
             length = 0
         self._free_cells(seq.cells[length:])
         del seq.tokens[length:], seq.cells[length:]
+        seq.n_saved = min(seq.n_saved, length)
+
+    def check(self, seq: Seq) -> None:
+        """Empty a sequence whose cells are not what its tokens need (a sliding window that was loaded with gaps)."""
+        if seq.tokens and not self._intact(seq.id, len(seq.tokens)):
+            _log.warning("kv_sequence_not_intact", n_tokens=len(seq.tokens))
+            self._backend.seq_rm(seq.id, 0)
+            self._free_cells(seq.cells)
+            seq.tokens, seq.cells = [], []
+
+    def n_revocable(self, seq: Seq) -> int:
+        """How many tokens may be computed behind what it holds and still be cut off again exactly."""
+        if self._backend.memory is MemoryKind.RECURRENT:
+            return 0
+        n_swa, length = self._backend.n_swa, len(seq.tokens)
+        if not n_swa:
+            return self._backend.n_ctx_seq
+        if length <= n_swa:
+            return n_swa - length
+        # What lies behind the window may go at any time; while more than the window is still there, it has not gone.
+        return max(0, length - n_swa - self._backend.seq_pos_min(seq.id))
 
     def release(self, seq: Seq, *, keep: bool) -> None:
         """The sequence runs no longer; a kept one becomes the conversation's idle sequence."""
@@ -177,6 +216,21 @@ class SequencePool:
         """Drop every idle sequence of a conversation."""
         for seq in self._select(key=key):
             self._drop(seq)
+        for seq in self._seqs:
+            if seq.key == key:
+                seq.key = ""  # it runs: what it leaves behind belongs to nobody
+
+    def shed(self, n_cells: int) -> None:
+        """Throw out idle conversations that are stored elsewhere, the longest unused first, until those that stay hold at
+        most `n_cells` cells."""
+        idle = [seq for seq in self._seqs if not seq.running and not seq.is_prefix]
+        n_idle = sum(len(seq.tokens) - seq.n_shared for seq in idle)
+        for seq in sorted(idle, key=lambda seq: seq.used_at):
+            if n_idle <= n_cells:
+                return
+            if seq.key and seq.n_saved >= len(seq.tokens):
+                n_idle -= len(seq.tokens) - seq.n_shared
+                self._drop(seq)
 
     def trim_idle(self, scope: str, key: str, tokens: Sequence[int]) -> bool:
         """Whether all of `tokens` is kept for the conversation already. What it holds beyond is cut where that is exact."""
@@ -214,7 +268,9 @@ class SequencePool:
         idle = [seq for seq in self._seqs if not seq.running and seq is not keep]
         if not idle:
             return False
-        self._drop(min(idle, key=lambda seq: seq.used_at))
+        seq = min(idle, key=lambda seq: seq.used_at)
+        self.on_evict(seq)
+        self._drop(seq)
         return True
 
     def _new(self, scope: str, key: str, *, source: Seq | None, n_known: int) -> Seq:

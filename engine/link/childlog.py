@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import Any
+from typing import Any, Final
 
 import structlog
+
+# The event under which the backend repeats what llama.cpp logs; its `line` belongs to the child's last words.
+NATIVE_EVENT: Final = "llama_cpp"
 
 _LEVELS = {"debug", "info", "warning", "error", "critical"}
 
@@ -29,16 +32,16 @@ def configure_child_logging() -> None:
     )
 
 
-def relay(line: bytes, logger: Any) -> bool:
-    """Tell a log line of the child again; False = it is none."""
+def relay(line: bytes, logger: Any) -> dict[str, Any] | None:
+    """Tell a log line of the child again. Returns what it said, its event included; None = it is no log line."""
     if not line.startswith(b"{"):
-        return False
+        return None
     try:
         fields = json.loads(line)
         event, level = fields.pop("event"), fields.pop("level")
     except (ValueError, KeyError, AttributeError):
-        return False
+        return None
     if not isinstance(event, str) or level not in _LEVELS:
-        return False
+        return None
     getattr(logger, level)(event, **{f"{key}": value for key, value in fields.items()})
-    return True
+    return {"event": event, **fields}

@@ -35,6 +35,11 @@ class Inflight:
         self._questions: dict[int, asyncio.Future[object]] = {}
         self._numbers = itertools.count(1)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits for anything."""
+        return not self._by_id and not self._questions
+
     def open(self, request_id: str) -> OpenRequest | None:
         """Register a request; None when one of this id is open already."""
         if request_id in self._by_id:

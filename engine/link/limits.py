@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.config import EngineConfig
+from engine.config import SACRIFICES, EngineConfig
 from engine.errors import EngineConfigError
+from engine.rpc.endpoints import parse_endpoint
 
 # Smallest and largest value of each number: what llama.cpp can take, far above what anybody needs. 0 = the engine chooses.
 _RANGES: Final = {
@@ -17,6 +18,7 @@ _RANGES: Final = {
     "n_ubatch": (1, 2**16),
     "n_threads": (0, 512),
     "n_gpu_layers": (-1, 10_000),
+    "n_cpu_moe": (0, 10_000),
     "max_waiting": (1, 2**20),
     "max_waiting_per_owner": (1, 2**20),
 }
@@ -35,7 +37,21 @@ def check_config(config: EngineConfig) -> None:
             raise EngineConfigError(
                 f"{where}.{key} is {value}; it must be at least {least} and at most {most}"
             )
+    check_sacrifice(config.sacrifice, where)
+    for address in config.rpc:
+        parse_endpoint(address, f"{where}.rpc")
     if config.n_batch < config.n_parallel:
         raise EngineConfigError(
             f"{where}.n_batch is {config.n_batch}; every one of {config.n_parallel} replies (n_parallel) needs its token in it"
         )
+
+
+def check_sacrifice(names: tuple[str, ...], where: str) -> None:
+    """Raise EngineConfigError for an order of sacrifice that names something unknown, or twice."""
+    for number, name in enumerate(names):
+        if name not in SACRIFICES:
+            raise EngineConfigError(
+                f'{where}.sacrifice: "{name}" is not known; use some of {", ".join(SACRIFICES)}'
+            )
+        if name in names[:number]:
+            raise EngineConfigError(f'{where}.sacrifice: "{name}" stands in it twice')

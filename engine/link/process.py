@@ -13,6 +13,7 @@ import signal
 import site
 import socket
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,13 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil  # type: ignore[import-untyped]  # the package ships no types
 
 from engine.link import wire
-from engine.link.childlog import relay
+from engine.link.childlog import NATIVE_EVENT, relay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-_TAIL_LINES: Final = 50
+# Python's report of a fatal signal alone, with the stacks of four threads, is some 80 lines.
+_TAIL_LINES: Final = 200
 _TAIL_LINE_CHARS: Final = 500
+# A core dump may lie between the last word and the end.
+_LAST_WORDS_S: Final = 60.0
 _LINE_BYTES: Final = 64 * 1024
 _READ_BYTES: Final = 256 * 1024
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -76,8 +80,11 @@ class Child:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._tail: deque[tuple[float, str]] = deque(maxlen=_TAIL_LINES)
         self._tail_task = asyncio.create_task(self._keep_tail(), name="engine_child_tail")
+        # Something was asked of it, and nothing has come since; when its loop was asked for a sign of life over that.
+        self._owes_answer = False
+        self.probed_since: float | None = None
 
     @classmethod
     async def start(cls, logger: Any) -> Child:
@@ -117,20 +124,43 @@ class Child:
             return 0
 
     @property
+    def private_bytes(self) -> int:
+        """Resident memory without mapped files, which go when others need the room; 0 when the process is gone."""
+        try:
+            info = psutil.Process(self.pid).memory_info()
+        except psutil.Error:
+            return 0
+        return max(0, int(info.rss) - int(info.shared))
+
+    @property
     def tail(self) -> tuple[str, ...]:
         """The last lines of the child's output, oldest first. For admins, never for users."""
-        return tuple(self._tail)
+        return tuple(line for _, line in self._tail)
+
+    @property
+    def last_words(self) -> tuple[str, ...]:
+        """What it has printed within the last minute: of a child that is dead now, what may explain it."""
+        since = time.monotonic() - _LAST_WORDS_S
+        return tuple(line for at, line in self._tail if at >= since)
 
     def send(self, command: wire.Command) -> None:
         """Send a frame; a dying child swallows it. Raises WireError for a frame that cannot be sent."""
         frame = wire.encode(command)
+        self._owes_answer = self._owes_answer or isinstance(command, wire.Question)
         if not self._writer.is_closing():
             self._writer.write(frame)
+
+    def probe(self) -> None:
+        """Ask its loop for a sign of life where something was asked and nothing has come since."""
+        if self._owes_answer and self.probed_since is None:
+            self.probed_since = time.monotonic()
+            self.send(wire.AskStats(seq=0))  # a number that nobody waits for
 
     async def reports(self) -> AsyncGenerator[wire.Report, None]:
         """What the child says, until its end of the socket closes. Raises WireError for garbage."""
         buffer = wire.FrameBuffer()
         while data := await self._receive():
+            self._owes_answer, self.probed_since = False, None
             for payload in buffer.feed(data):
                 yield wire.decode_report(payload)
 
@@ -176,9 +206,12 @@ class Child:
         self._take_line(rest)
 
     def _take_line(self, line: bytes) -> None:
-        """Log lines are told again in the bot's log; the rest is kept."""
-        if not relay(line, self._log) and (text := _printable(line)):
-            self._tail.append(text)
+        """Log lines are told again in the bot's log; what native libraries say is kept."""
+        told = relay(line, self._log)
+        if told is not None and told["event"] != NATIVE_EVENT:
+            return
+        if text := _printable(str(told.get("line", "")).encode() if told else line):
+            self._tail.append((time.monotonic(), text))
 
 
 def _printable(line: bytes) -> str:

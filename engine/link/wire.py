@@ -76,6 +76,12 @@ class Forget(_Frame, frozen=True, tag="forget"):
     cache_key: str
 
 
+class KeepInRam(_Frame, frozen=True, tag="keep_in_ram"):
+    """Idle conversations may have so many bytes of RAM from now on; what is more goes, and is given back to the system."""
+
+    n_bytes: int
+
+
 class AskStats(_Frame, frozen=True, tag="ask_stats"):
     """Answered by `StatsAnswer` between two steps."""
 
@@ -160,7 +166,11 @@ class Beat(_Frame, frozen=True, tag="beat"):
 
 
 Event = Queued | Progress | Started | Delta | Finished | Failed
-Command = Hello | Submit | Cancel | Warm | Forget | AskStats | AskCount | AskRender | Shutdown
+Command = (
+    Hello | Submit | Cancel | Warm | Forget | KeepInRam | AskStats | AskCount | AskRender | Shutdown
+)
+# What is always answered, with an event or an answer of its own.
+Question = Submit | AskStats | AskCount | AskRender
 Report = (
     Ready
     | LoadFailed

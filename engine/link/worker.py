@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import os
 import queue
 import signal
@@ -32,6 +33,7 @@ import structlog
 
 from engine.core.core import Core
 from engine.errors import EngineConfigError
+from engine.kv.opening import open_tiers
 from engine.link import wire
 from engine.link.childlog import configure_child_logging
 from engine.link.outbox import Outbox
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from engine.backends.base import Backend
     from engine.config import EngineConfig
+    from engine.kv.tiers import KvTiers
 
 _log = structlog.get_logger()
 
@@ -55,8 +58,21 @@ _BLOCKED_WAIT_S: Final = 0.02
 _FLUSH_S: Final = 2.0
 _RECV_BYTES: Final = 256 * 1024
 
+
+class Wake:
+    """A command that does nothing: what the loop was waiting for may have come."""
+
+
 LoopCommand = (
-    wire.Hello | wire.Submit | wire.Cancel | wire.Warm | wire.Forget | wire.AskStats | wire.Shutdown
+    wire.Hello
+    | wire.Submit
+    | wire.Cancel
+    | wire.Warm
+    | wire.Forget
+    | wire.KeepInRam
+    | wire.AskStats
+    | wire.Shutdown
+    | Wake
 )
 
 
@@ -68,8 +84,10 @@ class Loop:
         core: Core,
         commands: queue.SimpleQueue[LoopCommand],
         report: Callable[[wire.Report], None],
+        keep_in_ram: Callable[[int], None],
     ) -> None:
         self._core = core
+        self._keep_in_ram = keep_in_ram
         self._commands = commands
         self._report = report
         self._working = False
@@ -109,10 +127,14 @@ class Loop:
             case wire.Warm(cache_key=key, scope=scope, tokens=tokens):
                 self._core.warm(key, scope, tokens)
             case wire.Forget(cache_key=key):
-                self._core.forget(key)
-                self._report(wire.Forgotten(cache_key=key))
+                gone = wire.Forgotten(cache_key=key)
+                self._core.forget(key, lambda: self._report(gone))
+            case wire.KeepInRam(n_bytes=n_bytes):
+                self._keep_in_ram(n_bytes)
             case wire.AskStats(seq=seq):
                 self._report(wire.StatsAnswer(seq=seq, stats=self._core.stats()))
+            case Wake():
+                pass
             case wire.Hello():
                 raise wire.WireError("a second hello")
             case wire.Shutdown():
@@ -265,14 +287,23 @@ def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Out
     except EngineConfigError as error:
         outbox.put(wire.LoadFailed(message=str(error)))
         return EXIT_CONFIG
-    core = Core(backend, hello.config, outbox.put, stop_texts=stop_texts)
+    tiers = open_tiers(hello.config, backend, lambda: commands.put(Wake()))
+    core = Core(backend, hello.config, outbox.tell, stop_texts=stop_texts, tiers=tiers)
     desk.start()
     reader.desk = desk
     outbox.put(wire.Ready(version=wire.WIRE_VERSION, info=backend.info()))
-    Loop(core, commands, outbox.put).run()
+    Loop(core, commands, outbox.put, functools.partial(_keep_in_ram, tiers)).run()
     core.close()
     backend.close()
     return EXIT_OK
+
+
+def _keep_in_ram(tiers: KvTiers | None, n_bytes: int) -> None:
+    if tiers is None:
+        return
+    tiers.limit_ram(n_bytes)
+    with contextlib.suppress(AttributeError):  # glibc alone has it: what is free goes back at once
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def main() -> NoReturn:

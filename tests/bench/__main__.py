@@ -17,6 +17,9 @@ from tests.prove.suite import ROOT, commit
 
 BENCHES = {
     "engine_ratio": "Generated tokens per second beside the backend's own decode loop without scheduler",
+    "idle_pool": "Generated tokens per second with a pool full of idle conversations beside an empty one",
+    "prefill_gap": "Gaps between the tokens of running replies before and while a 3,000-token prompt comes in",
+    "speculation": "Guessed tokens: gain where replies repeat earlier text, cost where they do not",
     "reply": "One reply as a person sees it, with 60 ms round trips",
     "text_speed": "Text: µs per generated id, ms per rendered conversation",
     "store_accept": "Store: accepted messages per second beside the disk's own fsync",

@@ -48,7 +48,7 @@ def bare(backend: LlamaBackend, prompts: list[list[int]], n_tokens: int) -> tupl
     backend.clear()
     last = []
     for seq, prompt in enumerate(prompts):
-        backend.decode([BatchPart(seq, 0, prompt, wants_output=True)])
+        backend.decode([BatchPart(seq, 0, prompt, n_outputs=1)])
         last.append(llama.llama_sampler_sample(samplers[seq], context, len(prompt) - 1))
     begun, cpu_begun = time.perf_counter(), time.process_time()
     for step in range(n_tokens):
@@ -116,6 +116,7 @@ def main() -> None:
         n_ctx=1024,
         n_parallel=max(WIDTHS),
         n_threads=args.threads,
+        speculation=False,
         cache_type_k=args.kv,
         cache_type_v=args.kv,
     )

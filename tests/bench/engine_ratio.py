@@ -30,7 +30,14 @@ CLIENTS = (1, 4, 8)
 
 def config(backend: str, model: str, n_clients: int) -> EngineConfig:
     """The same settings for both sides."""
-    return EngineConfig(name="bench", backend=backend, path=model, n_ctx=1024, n_parallel=n_clients)
+    return EngineConfig(
+        name="bench",
+        backend=backend,
+        path=model,
+        n_ctx=1024,
+        n_parallel=n_clients,
+        speculation=False,
+    )
 
 
 def bare_loop(backend: Backend, prompts: Sequence[Sequence[int]], n_tokens: int) -> float:
@@ -42,12 +49,12 @@ def bare_loop(backend: Backend, prompts: Sequence[Sequence[int]], n_tokens: int)
         for start in range(0, len(prompt), backend.n_batch):
             chunk = prompt[start : start + backend.n_batch]
             ends = start + len(chunk) == len(prompt)
-            _decode(backend, [BatchPart(seq_id, start, chunk, ends)])
+            _decode(backend, [BatchPart(seq_id, start, chunk, int(ends))])
         last.append(backend.sample(0, samplers[seq_id]))
     for step in range(n_tokens - 1):
         _decode(
             backend,
-            [BatchPart(i, len(prompt) + step, [last[i]], True) for i, prompt in enumerate(prompts)],
+            [BatchPart(i, len(prompt) + step, [last[i]], 1) for i, prompt in enumerate(prompts)],
         )
         last = [backend.sample(i, samplers[i]) for i in range(len(prompts))]
     took_s = time.perf_counter() - begun

@@ -422,3 +422,17 @@ CONTRASTS = """() => {
     return [`${ink} on ${back}`, Number(((a + 0.05) / (b + 0.05)).toFixed(2))];
   }));
 }"""
+
+
+async def test_columns_of_chinese_lie_flat_and_arabic_begins_on_its_side(
+    open_page: OpenPage, stage: MockStage
+) -> None:
+    stage.answer = "| 名称 | A value that is long |\n| --- | --- |\n| 苹果 | " + "a word " * 40 + "|\n\nمرحبا English.\n\n- one\n  - two\n"  # fmt: skip
+    page = await open_page(**PHONE)
+    await ask(page, "fruit")
+    await finished(page)
+    card = page.get_by_test_id("card")
+    height = "cell => { const range = document.createRange(); range.selectNodeContents(cell); return range.getClientRects().length; }"
+    assert await card.locator("th").first.evaluate(height) == 1
+    gap = "p => { const range = document.createRange(); range.selectNodeContents(p); return p.getBoundingClientRect().right - range.getBoundingClientRect().right; }"
+    assert await card.locator("p", has_text="English").evaluate(gap) < 2

@@ -22,15 +22,16 @@ from bot.domain.types import (
     InboundMessage,
     MessageRecalled,
     Outcome,
+    Quoted,
     ReplyPart,
     Unreadable,
 )
-from bot.errors import Ambiguous, Rejected, RetryLater, TargetGone
+from bot.errors import Ambiguous, GiveUp, Rejected, RetryLater, TargetGone, TooLarge
 from bot.platforms.base import Button, ReplyDriver, ReplyView, WebhookRequest
 from bot.platforms.budget import MemoryBudget
 from bot.platforms.feishu import FeishuAdapter, open_adapter
 from bot.platforms.feishu.errors import SlowDown
-from bot.platforms.http import SharedHttp
+from bot.platforms.http import SharedHttp, Token
 from bot.sandbox.feishu import (
     FeishuSandbox,
     Limits,
@@ -502,3 +503,67 @@ async def test_ten_answers_at_once_stay_under_the_limits(stand: Stand) -> None:
         99991400,
         230020,
     }  # a machine that stalls may bunch calls up; nothing else may be refused
+
+
+async def test_files_are_fetched_by_their_message_and_key(stand: Stand) -> None:
+    data = b'{"code": 1, "msg": "this is a file, not a refusal"}'
+    stored = stand.sandbox.add_file("notes.json", data)
+    content = {"file_key": stored.key, "file_name": stored.name}
+    user = stand.sandbox.add_user("Ann")
+    direct = stand.sandbox.direct_chat(user)
+    await stand.sandbox.say(direct, user, content, message_type="file")
+    event = stand.events[-1]
+    assert isinstance(event, InboundMessage)
+    attachment = event.attachments[0]
+    assert (attachment.kind, attachment.name) == ("file", "notes.json")
+    stand.adapter.client.tokens._token = Token("t-refused", 9e9)  # replaced once here, too
+    assert await stand.adapter.fetch(attachment, event.target, max_bytes=len(data)) == data
+    with pytest.raises(TooLarge):
+        await stand.adapter.fetch(attachment, event.target, max_bytes=len(data) - 1)
+    elsewhere = replace(event.target, reply_to="om_other")
+    for wrong, target in ((replace(attachment, remote_key="x"), event.target), (attachment, elsewhere)):  # fmt: skip
+        with pytest.raises((GiveUp, TargetGone)):
+            await stand.adapter.fetch(wrong, target, max_bytes=99)
+    await stand.sandbox.say(direct, user, {"file_key": stored.key}, message_type="sticker")
+    sticker = stand.events[-1]
+    assert isinstance(sticker, InboundMessage)
+    with pytest.raises(GiveUp):
+        await stand.adapter.fetch(sticker.attachments[0], sticker.target, max_bytes=99)
+
+
+async def test_a_pasted_screenshot_is_fetched_as_an_image(stand: Stand) -> None:
+    stored = stand.sandbox.add_file("", b"\x89PNG", is_image=True)
+    user = stand.sandbox.add_user("Ann")
+    content = {"content": [[{"tag": "img", "image_key": stored.key}]]}
+    await stand.sandbox.say(stand.sandbox.direct_chat(user), user, content)
+    event = stand.events[-1]
+    assert isinstance(event, InboundMessage)
+    assert await stand.adapter.fetch(event.attachments[0], event.target, max_bytes=99) == b"\x89PNG"
+
+
+async def test_what_a_question_answers_is_looked_up(stand: Stand) -> None:
+    """The event names the message only; a file in it is fetched by the message that brought it."""
+    ann, bob = stand.sandbox.add_user("Ann"), stand.sandbox.add_user("Bob")
+    chat = stand.sandbox.add_group("G", [ann, bob])
+    said = await stand.sandbox.say(chat, bob, "@Ann the budget is 7", False, mentions=[ann])
+    await stand.sandbox.say(chat, ann, "agreed?", reply_to=said.message)
+    event = stand.events[-1]
+    assert isinstance(event, InboundMessage)
+    assert (event.text, event.quoted) == ("agreed?", Quoted(said.id))
+    assert event.quoted is not None
+    found = await stand.adapter.look_up(event.quoted, event.target)
+    assert found == Quoted(said.id, "@Ann the budget is 7")
+    stored = stand.sandbox.add_file("plan.txt", b"the plan")
+    file = await stand.sandbox.say(
+        chat, bob, {"file_key": stored.key, "file_name": stored.name}, False, message_type="file"
+    )
+    found = await stand.adapter.look_up(Quoted(file.id), event.target)
+    assert found is not None
+    (attachment,) = found.attachments
+    target = replace(event.target, reply_to=attachment.message_id)
+    assert await stand.adapter.fetch(attachment, target, max_bytes=99) == b"the plan"
+    await stand.sandbox.recall(said)
+    assert await stand.adapter.look_up(event.quoted, event.target) is None
+    assert await stand.adapter.look_up(Quoted("om_nowhere"), event.target) is None
+    elsewhere = replace(event.target, chat_id="oc_other")
+    assert await stand.adapter.look_up(Quoted(file.id), elsewhere) is None

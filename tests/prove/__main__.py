@@ -6,7 +6,19 @@ import asyncio
 import importlib
 import sys
 
-SUITES = ("crash", "load", "talk", "soak", "fuzz")
+SUITES = (
+    "crash",
+    "death",
+    "load",
+    "talk",
+    "soak",
+    "fuzz",
+    "kinds",
+    "recall",
+    "platforms",
+    "tune",
+    "doctor",
+)
 
 
 def main() -> None:

@@ -22,7 +22,15 @@ async def soak(seconds: float) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         stand = Stand(
             Path(folder),
-            models={"backend": "llama.cpp", "path": "demo", "n_ctx": 2048, "n_parallel": 4},
+            # A small RAM tier, so that it is full, and its bound seen, long before the end.
+            models={
+                "backend": "llama.cpp",
+                "path": "demo",
+                "n_ctx": 2048,
+                "n_parallel": 4,
+                "kv_ram": "48MiB",
+                "kv_disk": "256MiB",
+            },
             extra={"chat": {"max_new_tokens": 64}},
             sandbox_config=SandboxConfig(limits=Limits().without_rates(), keep_calls=2000),
         )

@@ -41,12 +41,18 @@ def commit() -> str:
 
 @dataclass(slots=True)
 class Suite:
-    """One proof. `items` maps a name to what runs it; `summary` makes a few sentences of all figures."""
+    """One proof. `items` maps a name to what runs it; `summary` makes a few sentences of all figures.
+
+    `columns` are figures that have a column of their own in the report; without them all stand in one. `appendix` makes further
+    lines of the report.
+    """
 
     name: str
     title: str
     items: dict[str, Item]
     summary: Callable[[dict[str, Figures]], str]
+    columns: tuple[str, ...] = ()
+    appendix: Callable[[], list[str]] = list
     done: dict[str, Figures] = field(default_factory=dict)
 
     @property
@@ -105,22 +111,38 @@ class Suite:
             "",
             f"**{passed} of {len(self.done)} passed.** {self.summary(self.done)}",
             "",
-            "| item | passed | seconds | figures |",
-            "| --- | --- | --- | --- |",
+            _row("item", "passed", "seconds", *self.columns, "figures"),
+            _row(*["---"] * (4 + len(self.columns))),
         ]
         for name, figures in self.done.items():
             rest = ", ".join(
                 f"{key} {value}"
                 for key, value in figures.items()
-                if key not in {"passed", "seconds"}
+                if key not in {"passed", "seconds", *self.columns}
             )
-            lines.append(
-                f"| {name} | {'yes' if figures['passed'] else '**no**'} | {figures['seconds']} | {_cell(rest)} |"
-            )
+            known = [str(figures.get(column, "")) for column in self.columns]
+            passed_text = "yes" if figures["passed"] else "**no**"
+            lines.append(_row(name, passed_text, str(figures["seconds"]), *known, rest))
+        lines += self.appendix()
         path = ROOT / "docs" / "proof" / f"{self.name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}", flush=True)
+
+
+def series_path(name: str) -> Path:
+    """Where the figures of a chart's line are kept."""
+    return ROOT / ".hearth" / "prove" / f"series-{name}.json"
+
+
+def keep_series(name: str, values: list[float]) -> None:
+    """Keep a chart's line for the report."""
+    series_path(name).parent.mkdir(parents=True, exist_ok=True)
+    series_path(name).write_text(json.dumps(values))
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: str) -> str:

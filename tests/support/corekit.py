@@ -11,6 +11,7 @@ from engine.backends.base import Backend, BatchPart, DecodeFailed, DecodeStatus
 from engine.backends.fake import FakeBackend
 from engine.config import EngineConfig
 from engine.core.core import Core
+from engine.kv.opening import open_tiers
 from engine.types import (
     Delta,
     EngineEvent,
@@ -72,7 +73,8 @@ class CoreKit:
         self.config = config
         self.clock = Clock()
         self.events: list[EngineEvent] = []
-        self.core = Core(backend, config, self.events.append, self.clock)
+        self.tiers = open_tiers(config, backend)
+        self.core = Core(backend, config, self.events.append, self.clock, tiers=self.tiers)
 
     def request(self, request_id: str, question: str = "hi", **fields: Any) -> EngineRequest:
         """A request with a system prompt that is marked as shared."""
@@ -190,6 +192,8 @@ def fake_kit(script: dict[str, str] | None = None, **fields: Any) -> CoreKit:
         "backend": "fake",
         "n_ctx": 512,
         "n_parallel": 4,
+        # A token per step, which most tests count by; what guesses change is in test_core_drafts.py.
+        "speculation": False,
         "fake": {"reply": "Hello, 世界 🙂!"} | (script or {}),
     }
     config = EngineConfig(**(settings | fields))

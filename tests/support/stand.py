@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import aiohttp
 
+from bot.sandbox.faults import Fault, Faults
 from bot.sandbox.feishu import FeishuSandbox, SandboxConfig
-from bot.sandbox.feishu.faults import Fault, Faults
 from bot.sandbox.feishu.judge import visible_text
 from bot.sandbox.feishu.people import SentMessage
 

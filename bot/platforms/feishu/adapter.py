@@ -9,19 +9,33 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Any
 
 import structlog
 
 from bot.config import FeishuBotConfig
-from bot.domain.types import ReplyTarget
-from bot.errors import Ambiguous, ConfigError, PlatformError, RetryLater
-from bot.platforms.base import PartLedger, Received, ReplyDriver, WebhookReply, WebhookRequest
+from bot.domain.types import Attachment, Quoted, ReplyTarget
+from bot.errors import Ambiguous, FallBack, GiveUp, PlatformError, Rejected, RetryLater
+from bot.platforms.base import (
+    EventSink,
+    Link,
+    MayConnect,
+    PartLedger,
+    Received,
+    ReplyDriver,
+    WebhookReply,
+    WebhookRequest,
+    always,
+)
 from bot.platforms.budget import CallBudget
 from bot.platforms.feishu.api import FeishuApi
 from bot.platforms.feishu.client import FeishuClient
 from bot.platforms.feishu.desk import ReplyDesk
 from bot.platforms.feishu.errors import CardKitRefused
-from bot.platforms.feishu.parse import Identity
+from bot.platforms.feishu.longconn import LongConnection, plain_event
+from bot.platforms.feishu.names import Names
+from bot.platforms.feishu.parse import Identity, open_envelope, read_event, read_quoted
 from bot.platforms.feishu.receive import Secrets, receive
 from bot.platforms.feishu.reply import FeishuReply
 from bot.platforms.http import SharedHttp
@@ -56,7 +70,13 @@ class FeishuAdapter:
         self.api = FeishuApi(self.client)
         self.desk = ReplyDesk(self.api, config)
         self._identity = Identity(config.app_id)
+        self._names = Names()
         self._learner: asyncio.Task[None] | None = None
+        self._connection: LongConnection | None = None
+        if config.mode == "websocket":
+            self._connection = LongConnection(
+                config.api_base, config.app_id, config.app_secret.get_secret_value()
+            )
         self._last_error = ""
         self._reactions_refused = False
 
@@ -85,12 +105,43 @@ class FeishuAdapter:
 
     async def close(self) -> None:
         """End the background tasks."""
+        if self._connection is not None:
+            await self._connection.close()
         learner, self._learner = self._learner, None
         if learner is not None:
             learner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await learner
         await self.client.tokens.close()
+
+    @property
+    def link(self) -> Link:
+        """With mode = "websocket" events come over the long connection; answers always go by HTTP."""
+        return Link.NONE if self._connection is None else Link.HEARS
+
+    async def listen(self, sink: EventSink, may_connect: MayConnect = always) -> None:
+        """Open the long connection, where the mode is "websocket"."""
+        if self._connection is None:
+            return
+
+        async def store(payload: bytes) -> dict[str, Any] | None:
+            try:
+                envelope = open_envelope(plain_event(payload))
+                event = read_event(envelope, self._identity, datetime.now(UTC), self._names)
+            except (Rejected, ValueError) as error:
+                if isinstance(error, Rejected) and error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise  # not acknowledged, so that it comes again
+                log.warning("feishu_event_unreadable", bot=self.name, error=str(error))
+                return None  # it would be as unreadable the next time
+            reply = await sink((event,))
+            return reply.body if reply is not None and isinstance(reply.body, dict) else None
+
+        self._connection.start(store, may_connect)
+
+    async def hang_up(self) -> None:
+        """End the long connection; `listen` may open it again."""
+        if self._connection is not None:
+            await self._connection.close()
 
     async def _learn_identity(self) -> None:
         """GET bot/v3/info until it succeeds once; never again after that (polling it burns quotas)."""
@@ -113,11 +164,16 @@ class FeishuAdapter:
 
     def receive(self, request: WebhookRequest) -> Received:
         """Verify, decrypt, parse (feishu.md §2)."""
-        return receive(request, self._secrets, self._identity, datetime.now(UTC))
+        return receive(request, self._secrets, self._identity, datetime.now(UTC), self._names)
 
     def button_reply(self, toast: str, *, kind: str = "info") -> WebhookReply:
         """Only a toast: a streaming card cannot be changed by the answer to a click (feishu.md §1.6)."""
         return WebhookReply(200, {"toast": {"type": kind, "content": toast}} if toast else {})
+
+    async def welcome(self, target: ReplyTarget, text: str) -> WebhookReply | None:
+        """Feishu shows a greeting of its own; nobody asks for one."""
+        del target, text
+        return None
 
     def open_reply(self, target: ReplyTarget, ledger: PartLedger) -> ReplyDriver:
         """A driver for one answer."""
@@ -162,14 +218,39 @@ class FeishuAdapter:
             else:
                 return
 
+    async def fetch(self, attachment: Attachment, target: ReplyTarget, *, max_bytes: int) -> bytes:
+        """GET messages/:id/resources/:key; stickers and what has no key cannot be had (feishu.md §1.4)."""
+        if not attachment.remote_key or not target.reply_to or attachment.kind == "sticker":
+            raise GiveUp("message_resource: the attachment cannot be downloaded")
+        kind = "image" if attachment.kind == "image" else "file"
+        try:
+            return await self.api.resource(
+                target.reply_to, attachment.remote_key, kind, max_bytes=max_bytes
+            )
+        except FallBack as error:
+            raise GiveUp(str(error), code=error.code) from None
+
+    async def look_up(self, quoted: Quoted, target: ReplyTarget) -> Quoted | None:
+        """GET messages/:id: an event names what it answers and tells no more of it (feishu.md §1.4). One call."""
+        if not quoted.message_id:
+            return None
+        try:
+            item = await self.api.message(quoted.message_id)
+        except PlatformError as error:
+            log.info("feishu_quote_not_read", bot=self.name, code=error.code)
+            return None
+        return read_quoted(item, target.chat_id, self._identity)
+
     def health(self) -> Mapping[str, str]:
         """Facts for /readyz."""
         facts = {
             "identity": "known" if self._identity.open_id else "unknown",
             "token": "known" if self.client.tokens.known else "unknown",
-            "cards": "streaming" if self.desk.cards_allowed else "refused",
+            "cards": self.desk.cards,
             "growing": str(self.desk.n_growing),
         }
+        if self._connection is not None:
+            facts |= self._connection.health()
         if error := self._last_error or self.client.trouble:
             facts["error"] = error
         return facts
@@ -186,9 +267,5 @@ def _is_fresh(target: ReplyTarget) -> bool:
 def open_adapter(
     name: str, config: FeishuBotConfig, http: SharedHttp, budget: CallBudget
 ) -> FeishuAdapter:
-    """The adapter of one configured bot; `start` it before use. Raises ConfigError for what is not built."""
-    if config.mode == "websocket":
-        raise ConfigError(
-            f'bots.{name}.mode = "websocket": the long connection is not built yet; use mode = "webhook"'
-        )
+    """The adapter of one configured bot; `start` it before use."""
     return FeishuAdapter(name, config, http, budget)

@@ -51,6 +51,21 @@ class FeishuApi:
             raise RetryLater("bot_info: Feishu's answer holds no open_id", after_s=5.0)
         return open_id, _text(answer, "bot", "app_name")
 
+    async def resource(self, message_id: str, file_key: str, kind: str, *, max_bytes: int) -> bytes:
+        """What came with a message; `kind` is image or file (feishu.md §1.4). Raises TooLarge."""
+        path = f"{_IM}/{quote(message_id, safe='')}/resources/{quote(file_key, safe='')}"
+        call = Call("message_resource", "GET", path, query={"type": kind}, max_wait_s=30.0)
+        return await self.client.download(call, max_bytes=max_bytes)
+
+    async def message(self, message_id: str) -> dict[str, Any]:
+        """A message as it stands: GET messages/:id. Empty when Feishu's answer holds none."""
+        path = f"{_IM}/{quote(message_id, safe='')}"
+        answer = await self.client.call(Call("message_get", "GET", path, max_wait_s=3.0))
+        data = answer.get("data")
+        items = data.get("items") if isinstance(data, dict) else None
+        first = items[0] if isinstance(items, list) and items else None
+        return first if isinstance(first, dict) else {}
+
     async def reply(self, to_message_id: str, chat_id: str, message: Outgoing) -> str:
         """Answer a message; returns the new message's id."""
         body: dict[str, Any] = {

@@ -16,7 +16,7 @@ PLACEHOLDER = "…"
 CARD_BYTES = 25_000
 TEXT_BYTES = 100_000
 
-_BUTTON_TYPES = {"stop": "danger", "regenerate": "primary"}
+_BUTTON_TYPES = {"stop": "danger", "regenerate": "primary", "continue": "primary"}
 
 
 @dataclass(frozen=True, slots=True)

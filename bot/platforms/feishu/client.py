@@ -13,8 +13,8 @@ import structlog
 from bot.domain.pacing import Pressure
 from bot.errors import Ambiguous, GiveUp, PlatformError, RetryLater
 from bot.platforms.budget import CallBudget
-from bot.platforms.feishu.errors import SlowDown, TokenRefused, judge
-from bot.platforms.http import HttpRequest, SharedHttp, Token, TokenSource
+from bot.platforms.feishu.errors import MonthSpent, SlowDown, TokenRefused, judge
+from bot.platforms.http import HttpAnswer, HttpRequest, SharedHttp, Token, TokenSource
 from bot.platforms.limits import Limit, RateLimiter
 
 log = structlog.get_logger()
@@ -84,19 +84,35 @@ class FeishuClient:
                     raise RetryLater(str(error), code=error.code, after_s=5.0) from None
         raise AssertionError("unreachable: the second round returns or raises")
 
+    async def download(self, call: Call, *, max_bytes: int) -> bytes:
+        """GET a file. Raises PlatformError, TooLarge among them; an invalid token is replaced once."""
+        for last in (False, True):
+            token = await self.tokens.get()
+            await self._wait(call)
+            request = self._request(call, token, timeout_s=60.0, max_bytes=max_bytes)
+            try:
+                answer = await self._http.exchange(request)
+                # A file may be JSON as well: it is the status that tells.
+                if answer.status != 200:
+                    self._judge(call.api, answer)
+                    raise GiveUp(f"{call.api}: HTTP {answer.status}")
+            except TokenRefused as error:
+                self.tokens.invalidate(token)
+                if last:
+                    raise RetryLater(str(error), code=error.code, after_s=5.0) from None
+            except PlatformError as error:
+                self._note(call, error)
+                raise
+            else:
+                self.budget.count()
+                self._tell(call.api, ok=True)
+                return answer.body
+        raise AssertionError("unreachable: the second round returns or raises")
+
     async def _once(self, call: Call, token: str) -> dict[str, Any]:
-        api = f"api:{call.api}"
-        limits = (Limit(api, *_PER_SECOND), Limit(api, *_PER_MINUTE), *call.limits)
-        await self.limiter.acquire(limits, max_wait_s=call.max_wait_s)
-        query = f"?{urlencode(call.query)}" if call.query else ""
-        request = HttpRequest(
-            call.method,
-            f"{self._base_url}{call.path}{query}",
-            body=call.body,
-            headers={"Authorization": f"Bearer {token}"},
-        )
+        await self._wait(call)
         try:
-            answer = await self._exchange(call.api, request)
+            answer = await self._exchange(call.api, self._request(call, token))
         except PlatformError as error:
             self._note(call, error)
             raise
@@ -105,8 +121,28 @@ class FeishuClient:
         self._tell(call.api, ok=True)
         return answer
 
+    async def _wait(self, call: Call) -> None:
+        api = f"api:{call.api}"
+        limits = (Limit(api, *_PER_SECOND), Limit(api, *_PER_MINUTE), *call.limits)
+        await self.limiter.acquire(limits, max_wait_s=call.max_wait_s)
+
+    def _request(
+        self, call: Call, token: str, *, timeout_s: float = 15.0, max_bytes: int = 0
+    ) -> HttpRequest:
+        query = f"?{urlencode(call.query)}" if call.query else ""
+        return HttpRequest(
+            call.method,
+            f"{self._base_url}{call.path}{query}",
+            body=call.body,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout_s=timeout_s,
+            max_bytes=max_bytes,
+        )
+
     async def _exchange(self, api: str, request: HttpRequest) -> dict[str, Any]:
-        answer = await self._http.exchange(request)
+        return self._judge(api, await self._http.exchange(request))
+
+    def _judge(self, api: str, answer: HttpAnswer) -> dict[str, Any]:
         body = answer.json()
         error = judge(api, answer.status, answer.headers, body)
         if error is not None:
@@ -127,6 +163,9 @@ class FeishuClient:
             targets = [f"api:{call.api}"] if api_wide else [limit.target for limit in call.limits]
             for target in targets:
                 self.limiter.pause(target, error.after_s)
+        elif isinstance(error, MonthSpent):
+            log.warning("feishu_month_spent", app_id=self.app_id)
+            self.budget.spend_all()
         elif isinstance(error, GiveUp):
             log.warning("feishu_call_refused", api=call.api, code=error.code, reason=str(error))
 

@@ -80,6 +80,8 @@ def read_content(message_type: str, content: object) -> Content:
         return Content(_string(data, "text"))
     if message_type == "post":
         return _read_post(data)
+    if message_type == "interactive" and (card := _read_card(data)).text:
+        return card
     kind, key_name = _KEYED_FILES.get(message_type, ("other", ""))
     name = _string(data, "file_name") or ("" if kind != "other" else message_type)
     return Content("", (Attachment(kind, name, _string(data, key_name)),))
@@ -124,6 +126,11 @@ def _read_post(data: dict[str, Any]) -> Content:
     title = _string(data, "title")
     text = "\n".join(([title] if title else []) + lines)
     return Content(text.strip("\n"), tuple(found))
+
+
+def _read_card(data: dict[str, Any]) -> Content:
+    """A card comes flattened to a title and lines of nodes, which are a post's (§1.4)."""
+    return Content(_read_post({"title": data.get("title"), "content": data.get("elements")}).text)
 
 
 def _node_lines(content: object) -> Iterable[list[dict[str, Any]]]:

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import os
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -31,6 +32,16 @@ def decrypt(encrypt_key: str, ciphertext: str) -> bytes:
     if not 1 <= pad <= _BLOCK or padded[-pad:] != bytes([pad]) * pad:
         raise DecryptError("the encrypted part was made with another Encrypt Key")
     return padded[:-pad]
+
+
+def encrypt(encrypt_key: str, plaintext: bytes) -> str:
+    """What `decrypt` undoes, under a fresh IV: the check-up plays Feishu with it."""
+    pad = _BLOCK - len(plaintext) % _BLOCK
+    iv = os.urandom(_BLOCK)
+    key = hashlib.sha256(encrypt_key.encode()).digest()
+    encryptor = Cipher(algorithms.AES(key), modes.CBC(iv)).encryptor()
+    sealed = encryptor.update(plaintext + bytes([pad]) * pad) + encryptor.finalize()
+    return base64.b64encode(iv + sealed).decode()
 
 
 def sign(encrypt_key: str, timestamp: str, nonce: str, body: bytes) -> str:

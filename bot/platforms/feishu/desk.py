@@ -18,6 +18,8 @@ log = structlog.get_logger()
 
 _PATCH_INTERVAL_S = 1.5
 _CARDS_REFUSED_S = 600.0
+# Of the month's calls: kept for endings, three of which close a card.
+_FOR_ENDINGS = 0.02
 
 
 class ReplyDesk:
@@ -54,6 +56,18 @@ class ReplyDesk:
     def cards_allowed(self) -> bool:
         """Whether CardKit is worth trying."""
         return self._clock() >= self._cards_refused_until
+
+    @property
+    def cards(self) -> str:
+        """How answers are shown, for /readyz."""
+        if not self.cards_allowed:
+            return "refused"
+        return "spared" if self.sparing else "streaming"
+
+    @property
+    def sparing(self) -> bool:
+        """Hardly any calls are left this month: answers come whole, and cards that grow are only closed."""
+        return self.api.client.budget.calls_left() <= _FOR_ENDINGS
 
     def refuse_cards(self, error: PlatformError) -> None:
         """CardKit needs a scope that the app lacks: say it once, try again in ten minutes."""

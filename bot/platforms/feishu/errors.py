@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from bot.errors import Ambiguous, FallBack, GiveUp, PlatformError, RetryLater, TargetGone
+from bot.platforms.http import BETWEEN, BETWEEN_PAUSE_S
 
 
 class SequenceStale(FallBack):
@@ -44,12 +45,17 @@ class TokenRefused(PlatformError):
     """The access token is invalid or expired: fetch a new one and repeat once."""
 
 
+class MonthSpent(RetryLater):
+    """99991403: no calls are left this month. What waits is tried again now and then: more may be bought, or a month begin."""
+
+
 class What(Enum):
     """What to do about a code."""
 
     DONE = auto()
     RETRY = auto()
     SLOW_DOWN = auto()
+    MONTH_SPENT = auto()
     TOKEN = auto()
     SEQUENCE = auto()
     STREAMING_OFF = auto()
@@ -80,7 +86,7 @@ _CODES: dict[int, tuple[What, str]] = {
     10015: (What.GIVE_UP, "app_secret is wrong"),
     # rate limits (§4.5)
     99991400: (What.SLOW_DOWN, "too many calls of this API"),
-    99991403: (What.GIVE_UP, "the month's calls are used up"),
+    99991403: (What.MONTH_SPENT, "the month's calls are used up"),
     230020: (What.SLOW_DOWN, "too many messages to this chat"),
     11232: (What.SLOW_DOWN, "Feishu is under load"),
     11233: (What.SLOW_DOWN, "too many messages to this chat"),
@@ -149,6 +155,8 @@ _CLASSES: dict[What, type[PlatformError]] = {
     What.GIVE_UP: GiveUp,
 }
 
+_MONTH_SPENT_S = 300.0
+
 # Real causes inside 230099 "card creation failed" (§4.6); 11310 has three meanings, told apart by its sentence.
 _SUB_CODE = re.compile(r"ErrCode:\s*(\d+)")
 _MEANINGS_OF_11310 = (
@@ -212,7 +220,7 @@ def _judge_status(api: str, status: int, headers: Mapping[str, str]) -> Platform
         return RetryLater(text)
     if status >= 500 or status < 300:
         return Ambiguous(text)
-    return GiveUp(text)
+    return RetryLater(text, after_s=BETWEEN_PAUSE_S) if status in BETWEEN else GiveUp(text)
 
 
 def _error(what: What, text: str, code: int, headers: Mapping[str, str]) -> PlatformError | None:
@@ -220,6 +228,8 @@ def _error(what: What, text: str, code: int, headers: Mapping[str, str]) -> Plat
         return None
     if what is What.RETRY:
         return RetryLater(text, code=code, after_s=1.0)
+    if what is What.MONTH_SPENT:
+        return MonthSpent(text, code=code, after_s=_MONTH_SPENT_S)
     if what is What.SLOW_DOWN:
         return SlowDown(text, code=code, after_s=_reset_s(headers))
     return _CLASSES[what](text, code=code)

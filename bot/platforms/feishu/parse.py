@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from bot.domain.quotes import quoted
 from bot.domain.types import (
     BotAdded,
     ButtonPressed,
@@ -19,14 +20,16 @@ from bot.domain.types import (
     InboundEvent,
     InboundMessage,
     MessageRecalled,
+    Quoted,
     ReplyTarget,
     Sender,
     Unreadable,
 )
 from bot.errors import Rejected
 from bot.platforms.feishu.content import UnreadableContent, read_content, read_mentions, readable
+from bot.platforms.feishu.names import Names
 
-_ACTIONS = {"stop", "regenerate", "new_topic"}
+_ACTIONS = {"stop", "regenerate", "continue", "new_topic"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,13 @@ def open_envelope(data: dict[str, Any]) -> Envelope:
     return Envelope(event_id, event_type, token, app_id if isinstance(app_id, str) else "", event)
 
 
-def read_event(envelope: Envelope, identity: Identity, now: datetime) -> InboundEvent:
-    """Our event for theirs; Unreadable when there is none. Raises Rejected(503) to have it delivered again."""
+def read_event(
+    envelope: Envelope, identity: Identity, now: datetime, names: Names | None = None
+) -> InboundEvent:
+    """Our event for theirs; Unreadable when there is none. Raises Rejected(503) to have it delivered again.
+
+    `names`: learns whom it mentions, and tells who wrote.
+    """
     reader = _READERS.get(envelope.event_type)
     if envelope.app_id and envelope.app_id != identity.app_id:
         return _unreadable(envelope, identity, "it is for another app")
@@ -78,13 +86,17 @@ def read_event(envelope: Envelope, identity: Identity, now: datetime) -> Inbound
             envelope, identity, f"event type {envelope.event_type[:60]} is not handled"
         )
     try:
-        return reader(envelope, identity, now)
+        event = reader(envelope, identity, now)
     except (_Missing, UnreadableContent) as error:
         return _unreadable(envelope, identity, str(error))
     except Rejected:
         raise
     except Exception as error:  # noqa: BLE001 - a shape nobody foresaw: a 500 would bring it back for seven hours
         return _unreadable(envelope, identity, f"an unforeseen shape ({type(error).__name__})")
+    if names is not None and isinstance(event, InboundMessage):
+        names.learn(_get(envelope.event, "message", "mentions"))
+        return replace(event, sender=replace(event.sender, name=names.of(event.sender.user_id)))
+    return event
 
 
 class _Missing(ValueError):
@@ -155,8 +167,22 @@ def _message(envelope: Envelope, identity: Identity, now: datetime) -> InboundEv
         sent_at=sent_at,
         target=ReplyTarget(identity.app_id, chat_id, message_id, opaque),
         attachments=content.attachments,
-        quoted_message_id=_text(message, "parent_id") or None,
+        # Inside a topic every message answers its first (§1.4).
+        quoted=quoted(_text(message, "parent_id"), "", is_topic_root=topic_id is not None),
     )
+
+
+def read_quoted(item: dict[str, Any], chat_id: str, identity: Identity) -> Quoted | None:
+    """A message that GET messages/:id returned, as somebody refers to it; None for one that was taken back, is of another
+    chat, or cannot be read."""
+    if _get(item, "deleted") is True or _text(item, "chat_id") not in {"", chat_id}:
+        return None
+    try:
+        content = read_content(_text(item, "msg_type"), _get(item, "body", "content"))
+    except UnreadableContent:
+        return None
+    mentions = read_mentions(_get(item, "mentions"), identity.open_id)
+    return quoted(_text(item, "message_id"), mentions.put_into(content.text), content.attachments)
 
 
 def _recalled(envelope: Envelope, identity: Identity, _now: datetime) -> InboundEvent:

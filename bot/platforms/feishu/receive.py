@@ -14,6 +14,7 @@ from typing import Any
 from bot.errors import Rejected
 from bot.platforms.base import Received, WebhookReply, WebhookRequest
 from bot.platforms.feishu import crypto
+from bot.platforms.feishu.names import Names
 from bot.platforms.feishu.parse import Identity, open_envelope, read_event
 
 MAX_BODY_BYTES = 1_048_576
@@ -31,7 +32,11 @@ class Secrets:
 
 
 def receive(
-    request: WebhookRequest, secrets: Secrets, identity: Identity, now: datetime
+    request: WebhookRequest,
+    secrets: Secrets,
+    identity: Identity,
+    now: datetime,
+    names: Names | None = None,
 ) -> Received:
     """Verify, decrypt and parse one request. Raises Rejected for anything that is not genuine."""
     if request.method != "POST":
@@ -51,7 +56,7 @@ def receive(
         raise Rejected(401, "the signature is missing")
     envelope = open_envelope(data)
     _check_token(envelope.token, secrets)
-    return Received(WebhookReply(200, {}), (read_event(envelope, identity, now),))
+    return Received(WebhookReply(200, {}), (read_event(envelope, identity, now, names),))
 
 
 def _check_signature(request: WebhookRequest, secrets: Secrets) -> bool:

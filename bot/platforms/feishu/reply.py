@@ -63,7 +63,7 @@ class FeishuReply:
     # -- ReplyDriver -------------------------------------------------------------------------------------------------
     async def prepare(self) -> None:
         """Make a card entity while the model reads; it costs nothing if it is never sent."""
-        if self._surfaces or self._prepared or not self._desk.cards_allowed:
+        if self._surfaces or self._prepared or self._desk.sparing or not self._desk.cards_allowed:
             return
         blank = card(Face(PLACEHOLDER), self._ledger.turn_id, typewriter=self._context.typewriter)
         made_at = self._desk.now()
@@ -80,6 +80,8 @@ class FeishuReply:
             return
         if self._apology:
             await self._apology.say()
+        if self._desk.sparing:
+            return
         if not self._surfaces:
             self._open_first("card" if self._desk.cards_allowed else "patch")
         self._desk.growing(self, self._surfaces[-1].kind not in FINAL_ONLY)
@@ -126,6 +128,9 @@ class FeishuReply:
         try:
             await self._advance(view)
         except TargetGone:
+            # The chat may be closed to us and the card still be there for others.
+            if self._surfaces[-1].visible:
+                await stop_moving(self._surfaces[-1], view.rev)
             await self._end(view, self._surfaces[-1])
             raise
         except GiveUp as refusal:

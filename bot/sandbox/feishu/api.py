@@ -16,21 +16,25 @@ import msgspec
 from aiohttp import web
 
 from bot.sandbox.feishu.errors import ApiError, rate_limited
-from bot.sandbox.feishu.records import Call
+from bot.sandbox.feishu.files import file_response
+from bot.sandbox.feishu.world import StoredFile
+from bot.sandbox.records import Call
 
 if TYPE_CHECKING:
+    from bot.sandbox.faults import Fault, Faults
+    from bot.sandbox.feishu.admission import Admission
     from bot.sandbox.feishu.cardkit import CardKit
     from bot.sandbox.feishu.cardschema import Json
     from bot.sandbox.feishu.clicks import Clicks
     from bot.sandbox.feishu.config import SandboxConfig
-    from bot.sandbox.feishu.faults import Fault, Faults
+    from bot.sandbox.feishu.files import Files
     from bot.sandbox.feishu.judge import Judge
     from bot.sandbox.feishu.limits import RateLimits
     from bot.sandbox.feishu.messages import Messages
     from bot.sandbox.feishu.reactions import Reactions
-    from bot.sandbox.feishu.records import Records
     from bot.sandbox.feishu.tokens import Tokens
     from bot.sandbox.feishu.world import World
+    from bot.sandbox.records import Records
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 _RESET_GRACE_S = 0.25
@@ -50,8 +54,10 @@ class Parts:
     records: Records
     messages: Messages
     reactions: Reactions
+    files: Files
     cardkit: CardKit
     clicks: Clicks
+    admission: Admission
 
 
 @dataclass(slots=True)
@@ -69,9 +75,10 @@ class _Answer:
     reply: Json
     headers: dict[str, str] = field(default_factory=dict)
     html: bool = False
+    file: StoredFile | None = None
 
 
-Handler = Callable[[ApiRequest], "Json"]
+Handler = Callable[[ApiRequest], "Json | StoredFile"]
 
 
 class Api:
@@ -94,6 +101,7 @@ class Api:
         return [
             ("POST", "/auth/v3/tenant_access_token/internal", _TOKEN_API, lambda q: p.tokens.issue(q.body)),
             ("GET", "/bot/v3/info", "bot.info", self._bot_info),
+            ("GET", "/application/v6/scopes", "app.scopes", lambda _: p.admission.scopes()),
             ("GET", "/im/v1/chats/{chat_id}", "chat.get", self._chat),
             ("POST", "/im/v1/messages", "message.create", lambda q: m.create(q.query, q.body)),
             ("POST", message + "/reply", "message.reply", lambda q: m.reply(q.ids["message_id"], q.body)),
@@ -105,6 +113,7 @@ class Api:
             ("POST", message + "/reactions", "reaction.add", lambda q: r.add(q.ids["message_id"], q.body)),
             ("DELETE", message + "/reactions/{reaction_id}", "reaction.delete",
              lambda q: r.delete(q.ids["message_id"], q.ids["reaction_id"])),
+            ("GET", message + "/resources/{file_key}", "message.resource", lambda q: p.files.get(q.ids, q.query)),
             ("POST", "/cardkit/v1/cards", "card.create", lambda q: k.create(q.body)),
             ("PUT", card, "card.update", lambda q: k.update(q.ids["card_id"], q.body)),
             ("PATCH", card + "/settings", "card.settings", lambda q: k.settings(q.ids["card_id"], q.body)),
@@ -124,7 +133,7 @@ class Api:
     def _bot_info(self, _: ApiRequest) -> Json:
         bot = self._parts.world.bot
         return {
-            "activate_status": 2,
+            "activate_status": self._parts.config.activate_status,
             "app_name": bot.name,
             "avatar_url": "",
             "ip_white_list": [],
@@ -196,12 +205,15 @@ class Api:
                 raise _injected(fault)
             if name != _TOKEN_API:
                 self._parts.tokens.check(request.headers.get("Authorization"))
+                self._parts.admission.check(name, request.remote or "")
             self._look_at_timing(name)
             if name != _TOKEN_API:
                 self._parts.rates.check_api(name)
             if call.body and request.content_type != "application/json":
                 self._parts.judge.note("content_type", f"{name}: {request.content_type}")
-            reply = _wrapped(name, handler(call))
+            made = handler(call)
+            file = made if isinstance(made, StoredFile) else None
+            reply = {} if isinstance(made, StoredFile) else _wrapped(name, made)
         except ApiError as error:
             if error.status == 429:
                 self._block(name, error)
@@ -214,7 +226,7 @@ class Api:
             )
         if name != _TOKEN_API:
             self._parts.rates.count_success()
-        return _Answer(200, reply, headers)
+        return _Answer(200, reply, headers, file=file)
 
     def _block(self, name: str, error: ApiError) -> None:
         reset = error.headers.get("x-ogw-ratelimit-reset")
@@ -260,7 +272,7 @@ class Api:
 def _injected(fault: Fault) -> ApiError:
     if fault.reset_s is not None:
         return rate_limited(fault.reset_s)
-    return ApiError(fault.code, fault.msg, status=fault.status)
+    return ApiError(int(fault.code), fault.msg, status=fault.status)
 
 
 def _body(raw: bytes) -> dict[str, Any]:
@@ -288,6 +300,8 @@ def _response(answer: _Answer) -> web.Response:
         return web.Response(
             status=answer.status, text=page, content_type="text/html", headers=answer.headers
         )
+    if answer.file is not None:
+        return file_response(answer.file, answer.headers)
     return web.Response(
         status=answer.status,
         body=msgspec.json.encode(answer.reply),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bot.sandbox.feishu import events
 from bot.sandbox.feishu.courier import Courier, decode_reply
 from bot.sandbox.feishu.errors import ApiError, CardError
-from bot.sandbox.feishu.records import Attempt, Push, Records
+from bot.sandbox.records import Attempt, Push, Records
 
 if TYPE_CHECKING:
     from bot.sandbox.feishu.cardkit import CardKit

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Clock = Callable[[], float]
-
-
-class ManualClock:
-    """A clock that tests move. Owned by the test; starts at a fixed, plausible epoch second."""
-
-    def __init__(self, now: float = 1_764_000_000.0) -> None:
-        self._now = now
-
-    def __call__(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Move time forward."""
-        self._now += seconds
+from bot.sandbox.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +44,21 @@ class Limits:
         )
 
 
+# What an app that was set up by docs/feishu.md has.
+ALL_SCOPES = frozenset(
+    {
+        "im:message.p2p_msg:readonly",
+        "im:message.group_at_msg:readonly",
+        "im:message:send_as_bot",
+        "im:message:update",
+        "im:message.reactions:write_only",
+        "im:message:readonly",
+        "im:chat.members:bot_access",
+        "cardkit:card:write",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxConfig:
     """One app of one tenant.
@@ -66,7 +67,8 @@ class SandboxConfig:
     failed push. `group_messages` is the scope: only messages that @ the bot, or all of a group's. `late_updates` is what
     a text update after the 10 minutes does (an error by the docs, "silent" in one field report).
     `retry_fresh_timestamp` is unconfirmed on the real platform; False is the harder case. `allowed_mentions` are ids the
-    bot may mention on purpose. `notes` is shown by the page.
+    bot may mention on purpose. `scopes` the tenant granted, `asked_scopes` wait for that. `activate_status` is the app's
+    state in the tenant (2 = in use). `trusted_ips` None trusts every caller. `notes` is shown by the page.
     """
 
     app_id: str = "cli_sandbox000000001"
@@ -87,6 +89,10 @@ class SandboxConfig:
     streaming_timeout_code: int = 200850
     retry_fresh_timestamp: bool = False
     allowed_mentions: frozenset[str] = frozenset()
+    scopes: frozenset[str] = ALL_SCOPES
+    asked_scopes: frozenset[str] = frozenset()
+    activate_status: int = 2
+    trusted_ips: tuple[str, ...] | None = None
     keep_calls: int = 100_000
     page: bool = False
     page_hosts: tuple[str, ...] = ()

@@ -14,22 +14,28 @@ import aiohttp
 import msgspec
 
 from bot.sandbox.feishu import crypto, events
-from bot.sandbox.feishu.records import Attempt, Push
+from bot.sandbox.records import Attempt, Push
 
 if TYPE_CHECKING:
     from bot.sandbox.feishu.cardschema import Json
     from bot.sandbox.feishu.config import SandboxConfig
-    from bot.sandbox.feishu.records import Records
+    from bot.sandbox.feishu.gateway import Gateway
+    from bot.sandbox.records import Records
 
 _CONNECT_S = 2.0
 _REPLY_BYTES = 256 * 1024
 
 
-class Courier:
-    """Delivers to one event URL and one callback URL (the same when only one is given)."""
+# An address that stands for "whatever long connection is open".
+LONG_CONNECTION = "long-connection:"
 
-    def __init__(self, config: SandboxConfig, records: Records) -> None:
+
+class Courier:
+    """Delivers to one event URL and one callback URL (the same when only one is given), or by long connection."""
+
+    def __init__(self, config: SandboxConfig, records: Records, gateway: Gateway) -> None:
         self._config = config
+        self._gateway = gateway
         self._records = records
         self._session: aiohttp.ClientSession | None = None
         self._retries: set[asyncio.Task[None]] = set()
@@ -52,9 +58,9 @@ class Courier:
             self._session = None
 
     def seal(self, payload: Json) -> bytes:
-        """The raw body: {"encrypt": …} when there is an Encrypt Key, else the plain event."""
+        """The raw body: {"encrypt": …} when there is an Encrypt Key, else the plain event, as on a long connection."""
         plain = msgspec.json.encode(payload)
-        if not self._config.encrypt_key:
+        if not self._config.encrypt_key or self.event_url == LONG_CONNECTION:
             return plain
         return b'{"encrypt":"%b"}' % crypto.encrypt(plain, self._config.encrypt_key).encode()
 
@@ -113,6 +119,8 @@ class Courier:
         self, url: str, body: bytes, headers: dict[str, str], deadline_s: float | None = None
     ) -> Attempt:
         """One POST as Feishu does it: no redirects, 2 s to connect, the whole answer within the deadline."""
+        if url == LONG_CONNECTION:
+            return await self._gateway.deliver(body, deadline_s or self._config.deadline_s)
         if self._session is None:
             raise RuntimeError("the sandbox is not started: await sandbox.start() first")
         at, begin = self._config.clock(), time.perf_counter()

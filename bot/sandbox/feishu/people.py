@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 from bot.sandbox.feishu import events
 from bot.sandbox.feishu import world as w
 from bot.sandbox.feishu.judge import visible_text
-from bot.sandbox.feishu.records import Attempt, Push
+from bot.sandbox.records import Attempt, Push
 
 if TYPE_CHECKING:
     from bot.sandbox.feishu.cardschema import Json
@@ -166,12 +166,15 @@ class People:
     def _is_pushed(self, message: Message) -> bool:
         if not message.chat.has_bot:
             return False
+        granted = self._config.scopes
         if message.chat.kind == "p2p":
-            return True
+            return "im:message.p2p_msg:readonly" in granted
         mentioned = any(entry.user is self._world.bot for entry in message.mentions)
         if message.sender.bot:
             return mentioned and message.sender is not self._world.bot
-        return mentioned or self._config.group_messages == "all"
+        if self._config.group_messages == "all":
+            return True
+        return mentioned and "im:message.group_at_msg:readonly" in granted
 
 
 def _with_placeholders(text: str, entries: Sequence[Mention]) -> str:

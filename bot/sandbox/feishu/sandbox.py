@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from aiohttp import web
 
+from bot.sandbox.changes import Changes
+from bot.sandbox.clock import dated
+from bot.sandbox.faults import Faults
+from bot.sandbox.feishu.admission import Admission
 from bot.sandbox.feishu.api import MAX_BODY_BYTES, Api, Parts
 from bot.sandbox.feishu.cardkit import CardKit
 from bot.sandbox.feishu.cardschema import CardRules
 from bot.sandbox.feishu.clicks import Clicks, PressResult
 from bot.sandbox.feishu.config import SandboxConfig
-from bot.sandbox.feishu.courier import Courier, decode_reply
-from bot.sandbox.feishu.faults import Faults
+from bot.sandbox.feishu.courier import LONG_CONNECTION, Courier, decode_reply
+from bot.sandbox.feishu.files import Files
+from bot.sandbox.feishu.gateway import Gateway
 from bot.sandbox.feishu.judge import Judge, Violation, visible_text
 from bot.sandbox.feishu.limits import RateLimits
 from bot.sandbox.feishu.messages import Messages, Rulebook
-from bot.sandbox.feishu.page import Page
+from bot.sandbox.feishu.page import FeishuPage
 from bot.sandbox.feishu.people import People, SayOptions, SentMessage
 from bot.sandbox.feishu.reactions import Reactions
-from bot.sandbox.feishu.records import Attempt, Call, Push, Records
 from bot.sandbox.feishu.tokens import Tokens
-from bot.sandbox.feishu.world import Chat, Message, User, World
+from bot.sandbox.feishu.world import Chat, Message, StoredFile, User, World
+from bot.sandbox.page import Page
+from bot.sandbox.records import Attempt, Call, Push, Records
 
 if TYPE_CHECKING:
     from bot.sandbox.feishu.cardschema import Json
 
 _CHALLENGE_S = 1.0
-_POLL_S = 0.25
 
 
 class FeishuSandbox:
@@ -45,7 +49,8 @@ class FeishuSandbox:
         self.records = Records(self.config.keep_calls)
         self.tokens = Tokens(self.config)
         self.judge = Judge(self.config, self.world)
-        self.courier = Courier(self.config, self.records)
+        self.gateway = Gateway(self.config)
+        self.courier = Courier(self.config, self.records, self.gateway)
         limits = self.config.limits
         rates = RateLimits(limits, self.config.clock, enforce=self.config.strict)
         rules = CardRules(
@@ -64,23 +69,22 @@ class FeishuSandbox:
         self._api = Api(
             Parts(
                 self.config, self.world, self.tokens, rates, self.faults, self.judge, self.records, messages,
-                reactions, self.cardkit, self.clicks,
+                reactions, Files(self.world), self.cardkit, self.clicks, Admission(self.config),
             )
         )  # fmt: skip
-        self._page = Page(self) if self.config.page else None
+        self._page = Page(FeishuPage(self)) if self.config.page else None
         self._runner: web.AppRunner | None = None
-        self._changed = asyncio.Event()
+        self._changes = Changes(self.records)
         self.base_url = ""
-        self.world.listen(lambda _kind, _thing: self._changed.set())
-        self.records.on_push.append(lambda _push: self._changed.set())
-        self.records.on_call.append(lambda _call: self._changed.set())
-        self.records.on_attempt.append(lambda _push, _attempt: self._changed.set())
+        self.world.listen(self._changes.note)
 
     # -- life --------------------------------------------------------------------------------------------------------
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen. `base_url` is known afterwards."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.on_response_prepare.append(dated(self.config.clock))
         self._api.register(app)
+        self.gateway.register(app)
         if self._page is not None:
             self._page.register(app)
         await self.courier.start()
@@ -94,6 +98,7 @@ class FeishuSandbox:
     async def close(self) -> None:
         """Stop listening and end every task."""
         await self.courier.close()
+        await self.gateway.close()
         if self._page is not None:
             await self._page.close()
         if self._runner is not None:
@@ -112,6 +117,10 @@ class FeishuSandbox:
         self.courier.event_url = event_url
         self.courier.callback_url = callback_url or event_url
 
+    def use_long_connection(self) -> None:
+        """Events and clicks go to whatever long connection is open."""
+        self.subscribe(LONG_CONNECTION)
+
     # -- people and chats --------------------------------------------------------------------------------------------
     @property
     def bot(self) -> User:
@@ -129,6 +138,10 @@ class FeishuSandbox:
         chat = self.world.add_chat(name, list(members), "topic" if topic else "group")
         chat.has_bot = has_bot
         return chat
+
+    def add_file(self, name: str, data: bytes, *, is_image: bool = False) -> StoredFile:
+        """Something to send: its `key` goes into the content (message_type="file", {"file_key", "file_name"})."""
+        return self.world.add_file(name, data, is_image=is_image)
 
     def direct_chat(self, user: User) -> Chat:
         """The person's direct chat with the bot."""
@@ -214,19 +227,7 @@ class FeishuSandbox:
 
     async def wait_for(self, predicate: Callable[[], Any], timeout: float = 10.0) -> Any:
         """The first true value of `predicate()`, asked after every change. Raises TimeoutError that tells the last calls."""
-        try:
-            async with asyncio.timeout(timeout):
-                while not (value := predicate()):
-                    self._changed.clear()
-                    try:
-                        async with asyncio.timeout(_POLL_S):
-                            await self._changed.wait()
-                    except TimeoutError:
-                        continue
-                return value
-        except TimeoutError:
-            last = ", ".join(f"{call.api}={call.code or call.status}" for call in self.calls[-8:])
-            raise TimeoutError(f"nothing after {timeout} s; last calls: {last or 'none'}") from None
+        return await self._changes.wait_for(predicate, timeout)
 
 
 def _message(message: Message | SentMessage) -> Message:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from bot.sandbox.feishu.people import named
+from bot.sandbox.page.detail import detail
 
 if TYPE_CHECKING:
     from bot.sandbox.feishu.card import Card
     from bot.sandbox.feishu.cardschema import Json
-    from bot.sandbox.feishu.records import Attempt, Call, Push
     from bot.sandbox.feishu.world import Chat, Message, World
+    from bot.sandbox.records import Attempt, Call, Push
 
-_DETAIL_BYTES = 4096
-_STRING_CHARS = 800
 _HIDDEN = frozenset({"token", "app_secret", "tenant_access_token"})
 _NO_TEXT = {
     "image": "[image]",
@@ -30,6 +27,7 @@ _NO_TEXT = {
 def state_view(world: World, notes: dict[str, Any]) -> Json:
     """GET /sandbox/state."""
     return {
+        "platform": "feishu",
         "bot": {"name": world.bot.name, "open_id": world.bot.id},
         "users": [
             {"id": user.id, "name": user.name} for user in world.users.values() if not user.bot
@@ -61,7 +59,7 @@ def message_view(message: Message) -> Json:
         "sender": {"id": message.sender.id, "name": message.sender.name, "bot": message.sender.bot},
         "at_ms": message.at_ms,
         "kind": {"interactive": "card", "post": "post"}.get(message.kind, "text"),
-        "text": "" if message.card else _NO_TEXT.get(message.kind) or named(message),
+        "text": "" if message.card else _no_text(message) or named(message),
         "reply_to": message.parent_id or None,
         "thread_id": message.thread_id or None,
         "recalled": message.recalled,
@@ -77,9 +75,14 @@ def message_view(message: Message) -> Json:
     return view
 
 
-def reactions_view(message: Message) -> list[str]:
-    """The emojis on a message, in the order they were put there."""
-    return [reaction.emoji for reaction in message.reactions]
+def _no_text(message: Message) -> str:
+    label, name = _NO_TEXT.get(message.kind, ""), message.content.get("file_name", "")
+    return f"{label} {name}".strip() if label else ""
+
+
+def reactions_view(message: Message) -> list[Json]:
+    """The emojis on a message, in the order they were put there, and who put them."""
+    return [{"id": r.id, "emoji": r.emoji, "by": r.operator.name} for r in message.reactions]
 
 
 def card_view(card: Card) -> Json:
@@ -141,7 +144,7 @@ def call_trace(call: Call) -> Json:
         "code": call.code,
         "ms": round(call.ms, 1),
         "title": title,
-        "detail": detail({"request": call.request, "response": call.response}),
+        "detail": detail({"request": call.request, "response": call.response}, _HIDDEN),
         "encrypted": False,
     }
 
@@ -165,29 +168,8 @@ def push_trace(push: Push, attempt: Attempt, path: str) -> Json:
                 "body": sealed if push.encrypted else "(plain)",
                 "decrypted": push.payload,
                 "reply": attempt.body[:512].decode("utf-8", "replace") or attempt.error,
-            }
+            },
+            _HIDDEN,
         ),
         "encrypted": push.encrypted,
     }
-
-
-def detail(value: Json) -> Json | str:
-    """Secrets hidden, long texts cut; as a whole at most 4 KB (then as cut-off pretty JSON)."""
-    shown: Json = _redacted(value)
-    raw = msgspec.json.encode(shown)
-    if len(raw) <= _DETAIL_BYTES:
-        return shown
-    return msgspec.json.format(raw, indent=2)[: _DETAIL_BYTES - 4].decode("utf-8", "ignore") + "…"
-
-
-def _redacted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: "•••" if key in _HIDDEN and item else _redacted(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_redacted(item) for item in value]
-    if isinstance(value, str) and len(value) > _STRING_CHARS:
-        return f"{value[:_STRING_CHARS]}… ({len(value)} chars)"
-    return value

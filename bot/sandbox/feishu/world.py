@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from bot.sandbox.clock import Clock
     from bot.sandbox.feishu.card import Card
-    from bot.sandbox.feishu.config import Clock
 
 ChatKind = Literal["group", "p2p", "topic"]
 Listener = Callable[[str, Any], None]
@@ -89,8 +89,17 @@ class Message:
     reactions: list[Reaction] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """Something a person uploaded. `key` goes into a message's content as file_key or image_key."""
+
+    key: str
+    name: str
+    data: bytes
+
+
 class World:
-    """Holds every user, chat, message and card. Runs on the event loop's thread; tells listeners of each change."""
+    """Holds every user, chat, message, file and card. Runs on the event loop's thread; tells listeners of each change."""
 
     def __init__(self, clock: Clock, bot_name: str, tenant_key: str) -> None:
         self.clock = clock
@@ -99,6 +108,7 @@ class World:
         self.chats: dict[str, Chat] = {}
         self.messages: dict[str, Message] = {}
         self.cards: dict[str, Card] = {}
+        self.files: dict[str, StoredFile] = {}
         self._any_id: dict[str, User] = {}
         self._by_chat: dict[str, list[Message]] = {}
         self._direct: dict[str, Chat] = {}
@@ -159,6 +169,13 @@ class World:
         self._by_chat[message.chat.id].append(message)
         self.tell("message", message)
         return message
+
+    def add_file(self, name: str, data: bytes, *, is_image: bool = False) -> StoredFile:
+        """A new upload."""
+        prefix = "img_v3" if is_image else "file_v3"
+        stored = StoredFile(f"{prefix}_{secrets.token_hex(16)}", name, data)
+        self.files[stored.key] = stored
+        return stored
 
     def messages_of(self, chat: Chat) -> list[Message]:
         """Oldest first, recalled ones too."""

@@ -1,21 +1,21 @@
 """Admission for a remote model: so many requests at once, the rest in line, the line bounded. Pure asyncio, no I/O.
 
-Owns who runs and who waits. Order: priority first, then arrival.
+Owns who runs and who waits. The order is that of every line here (`engine.waitline`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import bisect
 import itertools
+
+from engine.waitline import WaitLine
 
 
 class Ticket:
     """One request's place. Owner: its task; made by `Gate.enter` and given back by `Gate.leave`."""
 
-    def __init__(self, owner: str, priority: int, number: int) -> None:
-        self.owner = owner
-        self.order = (priority, number)
+    def __init__(self, number: int) -> None:
+        self.id = str(number)
         self.place = 0  # 0 = may run, 1 = next in line
         self._moved = asyncio.Event()
 
@@ -39,7 +39,8 @@ class Gate:
         self._max_waiting = max_waiting
         self._max_waiting_per_owner = max_waiting_per_owner
         self._running: set[Ticket] = set()
-        self._waiting: list[Ticket] = []
+        self._waiting: dict[str, Ticket] = {}
+        self._line = WaitLine()
         self._numbers = itertools.count()
 
     @property
@@ -53,30 +54,32 @@ class Gate:
         return len(self._waiting)
 
     def enter(self, owner: str, priority: int) -> Ticket | None:
-        """A ticket, running or in line; None when the line, or this owner's share of it, is full."""
-        ticket = Ticket(owner, priority, next(self._numbers))
-        if len(self._running) < self._n_parallel and not self._waiting:
-            self._running.add(ticket)
-            return ticket
-        n_own = sum(other.owner == owner for other in self._waiting) if owner else 0
-        if len(self._waiting) >= self._max_waiting or n_own >= self._max_waiting_per_owner:
+        """A ticket, running or in line; None when the line up to this priority, or this owner's share of it, is full."""
+        n_own = self._line.n_of_owner(owner) if owner else 0
+        full = self._line.n_up_to(priority) >= self._max_waiting
+        if full or n_own >= self._max_waiting_per_owner:
             return None
-        bisect.insort(self._waiting, ticket, key=lambda other: other.order)
-        self._renumber()
+        ticket = Ticket(next(self._numbers))
+        self._waiting[ticket.id] = ticket
+        self._line.push(ticket.id, owner or ticket.id, priority)
+        self._advance()
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Give a ticket back, wherever it stands; twice is harmless."""
         self._running.discard(ticket)
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
-        while self._waiting and len(self._running) < self._n_parallel:
-            admitted = self._waiting.pop(0)
-            self._running.add(admitted)
-            admitted.move(0)
-        self._renumber()
+        if self._waiting.pop(ticket.id, None) is not None:
+            self._line.remove(ticket.id)
+        self._advance()
 
-    def _renumber(self) -> None:
-        for place, ticket in enumerate(self._waiting, start=1):
-            if ticket.place != place:
-                ticket.move(place)
+    def _advance(self) -> None:
+        """Let the next ones run as far as there is room, then tell the others where they stand."""
+        while len(self._running) < self._n_parallel and (head := self._line.head()) is not None:
+            self._line.admit(head)
+            admitted = self._waiting.pop(head)
+            self._running.add(admitted)
+            if admitted.place:
+                admitted.move(0)
+        for place, ticket_id in enumerate(self._line.order(), start=1):
+            if self._waiting[ticket_id].place != place:
+                self._waiting[ticket_id].move(place)

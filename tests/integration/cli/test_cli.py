@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import io
 import json
 import os
 import pty
@@ -36,6 +37,19 @@ def config_file(folder: Path, text: str) -> str:
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+def test_a_terminal_of_another_alphabet_gets_what_it_can_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["hearth", "model", "check", str(tmp_path / "模型.gguf")])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 3
+    out.seek(0)
+    assert "??.gguf does not exist" in out.read()
 
 
 # -- serve ---------------------------------------------------------------------------------------------------------------

@@ -5,16 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import llama_cpp as llama
 import pytest
 import structlog
 
 from engine.backends.base import BatchPart, DecodeStatus, MemoryKind, make_backend
-from engine.backends.llamacpp import LlamaBackend, n_sequences, usable_cores
+from engine.backends.llamacpp import LlamaBackend
+from engine.backends.llamasampler import LlamaSampler
+from engine.backends.longruns import MAX_RUN_CHARS
 from engine.backends.modelfile import find_model
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError
 from engine.types import Sampling
+from engine.vram.settings import n_sequences, usable_cores
 
 pytestmark = pytest.mark.model
 
@@ -59,11 +64,11 @@ def generate(
     prompt = [*ids_of(backend), *accepted]
     sampler = backend.new_sampler(sampling, accepted)
     out: list[int] = []
-    backend.decode([BatchPart(seq_id, 0, prompt, wants_output=True)])
+    backend.decode([BatchPart(seq_id, 0, prompt, n_outputs=1)])
     while len(out) < n:
         out.append(backend.sample(0, sampler))
         at = len(prompt) + len(out) - 1
-        backend.decode([BatchPart(seq_id, at, out[-1:], wants_output=True)])
+        backend.decode([BatchPart(seq_id, at, out[-1:], n_outputs=1)])
     sampler.close()
     sampler.close()
     return out
@@ -125,8 +130,32 @@ def test_greedy_is_deterministic_and_seeds_reproduce(backend: LlamaBackend) -> N
     assert first != generate(backend, Sampling(seed=2, **hot), 8)
 
 
-def test_top_k_of_one_is_greedy_at_any_temperature(backend: LlamaBackend) -> None:
-    assert generate(backend, Sampling(temperature=5.0, top_k=1), 6) == generate(backend, GREEDY, 6)
+def test_no_text_overflows_the_stack_of_a_tokenizer(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another `tokenizer.ggml.pre` (deepseek-v3, gpt-4o, tekken, …) 30,000 equal letters end the process."""
+    given: list[str] = []
+    tokenize = backend._tokenize
+
+    def watched(text: str, **options: bool) -> list[int]:
+        given.append(text)
+        return tokenize(text, **options)
+
+    monkeypatch.setattr(backend, "_tokenize", watched)
+    text = f"<|im_start|>user\n{'a' * 30_000} {'汉' * 9000}<|im_end|>"
+    ids = backend.tokenize(text, add_special=False, parse_special=True)
+    assert "".join(given) == text
+    assert max(map(len, given)) <= 2 * MAX_RUN_CHARS
+    visible = b"".join(map(backend.token_bytes, ids)).decode()
+    assert visible == text.replace("<|im_start|>", "").replace("<|im_end|>", "")
+
+
+@pytest.mark.parametrize("only_the_best", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}])
+def test_where_only_the_best_is_left_it_is_chosen_at_any_temperature(
+    backend: LlamaBackend, only_the_best: dict[str, Any]
+) -> None:
+    sampling = Sampling(**{"temperature": 5.0, "top_k": 0, "min_p": 0.0} | only_the_best)
+    assert generate(backend, sampling, 6) == generate(backend, GREEDY, 6)
 
 
 def test_penalties_see_accepted_ids(backend: LlamaBackend) -> None:
@@ -135,9 +164,37 @@ def test_penalties_see_accepted_ids(backend: LlamaBackend) -> None:
     strong = Sampling(temperature=0.0, presence_penalty=100.0)
     sampler = backend.new_sampler(strong, [first])
     backend.seq_rm(0, 0)
-    backend.decode([BatchPart(0, 0, ids_of(backend), wants_output=True)])
+    backend.decode([BatchPart(0, 0, ids_of(backend), n_outputs=1)])
     assert backend.sample(0, sampler) != first
     sampler.close()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.0),
+        Sampling(temperature=0.0, repeat_penalty=1.05),
+        Sampling(seed=5, repeat_penalty=1.1),
+        Sampling(seed=7, top_k=5, frequency_penalty=0.5, presence_penalty=-0.5),
+        Sampling(seed=9, top_k=100, min_p=0.0, top_p=1.0, temperature=1.5, repeat_penalty=0.9),
+        Sampling(seed=1, top_k=40, temperature=1.0),
+    ],
+)
+def test_the_short_list_chooses_what_the_whole_list_would(
+    backend: LlamaBackend, sampling: Sampling
+) -> None:
+    short, whole = backend.new_sampler(sampling, [5, 9]), backend.new_sampler(sampling, [5, 9])
+    assert isinstance(whole, LlamaSampler)
+    backend.seq_rm(0, 0)
+    tokens, start = ids_of(backend), 0
+    for _ in range(24):
+        backend.decode([BatchPart(0, start, tokens, n_outputs=1)])
+        start += len(tokens)
+        token = backend.sample(0, short)
+        assert token == llama.llama_sampler_sample(whole.chain, backend._context, -1)
+        tokens = [token]
+    short.close()
+    whole.close()
 
 
 @pytest.mark.parametrize(
@@ -160,15 +217,16 @@ def test_values_outside_a_domain_disable_instead_of_killing(
 
 
 def test_limits_are_checked_before_llama_cpp_would_abort(backend: LlamaBackend) -> None:
-    too_big = [BatchPart(0, 0, [5] * (backend.n_batch + 1), wants_output=False)]
-    too_many = [BatchPart(i, 0, [5], wants_output=True) for i in range(3)]
-    no_such = [BatchPart(backend.n_seq_max, 0, [5], wants_output=False)]
-    for parts in (too_big, too_many, no_such, []):
+    too_big = [BatchPart(0, 0, [5] * (backend.n_batch + 1), n_outputs=0)]
+    too_many = [BatchPart(0, 0, [5] * 11, n_outputs=backend.n_outputs_max + 1)]
+    too_long = [BatchPart(0, 0, [5], n_outputs=2)]
+    no_such = [BatchPart(backend.n_seq_max, 0, [5], n_outputs=0)]
+    for parts in (too_big, too_many, too_long, no_such, []):
         with pytest.raises(ValueError, match=r"batch|sequence id"):
             backend.decode(parts)
     with pytest.raises(ValueError, match="out of range"):
         backend.seq_rm(99, 0)
-    backend.decode([BatchPart(0, 0, [5, 6], wants_output=False)])
+    backend.decode([BatchPart(0, 0, [5, 6], n_outputs=0)])
     with pytest.raises(ValueError, match="not empty"):
         backend.seq_cp(1, 0, 1)
     with pytest.raises(ValueError, match="closed"):
@@ -182,7 +240,7 @@ def _closed(backend: LlamaBackend) -> object:
 
 
 def test_positions_after_cut_and_copy(backend: LlamaBackend) -> None:
-    backend.decode([BatchPart(0, 0, [5, 6, 7, 8], wants_output=False)])
+    backend.decode([BatchPart(0, 0, [5, 6, 7, 8], n_outputs=0)])
     backend.seq_cp(0, 1, 3)
     assert (backend.seq_pos_min(1), backend.seq_pos_max(1)) == (0, 2)
     backend.seq_rm(0, 2)
@@ -194,21 +252,20 @@ def test_positions_after_cut_and_copy(backend: LlamaBackend) -> None:
 
 def test_a_full_cache_is_no_slot_and_leaves_it_as_it_was(backend: LlamaBackend) -> None:
     for seq_id in range(2):
-        assert (
-            backend.decode([BatchPart(seq_id, 0, [5] * 120, wants_output=False)])
-            is DecodeStatus.DONE
-        )
-    assert backend.decode([BatchPart(4, 0, [5] * 20, wants_output=False)]) is DecodeStatus.NO_SLOT
+        assert backend.decode([BatchPart(seq_id, 0, [5] * 120, n_outputs=0)]) is DecodeStatus.DONE
+    assert backend.decode([BatchPart(4, 0, [5] * 20, n_outputs=0)]) is DecodeStatus.NO_SLOT
     assert backend.seq_pos_max(4) == -1
-    assert backend.decode([BatchPart(4, 0, [5] * 10, wants_output=False)]) is DecodeStatus.DONE
+    assert backend.decode([BatchPart(4, 0, [5] * 10, n_outputs=0)]) is DecodeStatus.DONE
 
 
-def test_a_quantized_cache_turns_flash_attention_on() -> None:
+def test_a_quantized_cache_turns_flash_attention_on(backend: LlamaBackend) -> None:
     quantized = make_backend(config(cache_type_k="q8_0", cache_type_v="q8_0", n_parallel=1))
     try:
         assert isinstance(quantized, LlamaBackend)
         text = b"".join(map(quantized.token_bytes, generate(quantized, GREEDY, 5)))
         assert text.strip()
+        assert quantized.info().fingerprint == backend.info().fingerprint, "ids mean the same"
+        assert quantized.state_format() != backend.state_format(), "saved bytes do not"
     finally:
         quantized.close()
         quantized.close()

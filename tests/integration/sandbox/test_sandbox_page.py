@@ -151,7 +151,7 @@ async def test_a_growing_card_and_its_button(
         {"reaction_type": {"emoji_type": "Typing"}},
     )
     first, second = (await state(browser))["messages"]
-    assert first["reactions"] == ["Typing"]
+    assert [(r["emoji"], r["by"]) for r in first["reactions"]] == [("Typing", "Hearth")]
     assert second["kind"] == "card"
     assert second["reply_to"] == question.id
     assert second["card"]["streaming"] is True

@@ -15,17 +15,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bot.config import Config, parse_config
+from bot.config_engine import engine_settings
 from bot.platforms.budget import MemoryBudget
 from bot.platforms.feishu import FeishuAdapter, open_adapter
 from bot.platforms.http import SharedHttp
 from bot.sandbox.feishu import FeishuSandbox, SandboxConfig, SentMessage, visible_text
 from bot.service.app import Service
 from bot.store import Store
+from bot.web.openai_api import OpenAIApi
 from bot.web.ops import OpsHandler
 from bot.web.server import WebServer, build_app
 from bot.web.webhook import WebhookHandler
 from engine.client import open_engine
-from engine.config import EngineConfig
 from engine.face import Engine
 
 BOT = "feishu"
@@ -33,12 +34,14 @@ BOT = "feishu"
 
 @dataclass
 class Rig:
-    """Everything, started by `open`. `fake` scripts the engine; `chat` and `access` go into the configuration."""
+    """Everything, started by `open`. `fake` scripts the engine; the other tables go into the configuration."""
 
     folder: Path
     fake: dict[str, str] = field(default_factory=dict)
     chat: dict[str, Any] = field(default_factory=dict)
     access: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
     n_ctx: int = 4096
     sandbox: FeishuSandbox = field(init=False)
     store: Store = field(init=False)
@@ -54,9 +57,8 @@ class Rig:
         await self.sandbox.start()
         self.store = Store(f"sqlite:///{self.folder}/hearth.db")
         await self.store.open()
-        self.engine = open_engine(
-            EngineConfig(name="main", backend="fake", n_ctx=self.n_ctx, fake=self.fake)
-        )
+        config = self.config
+        self.engine = open_engine(engine_settings("main", config.models["main"], config))
         await self.engine.start()
         self.http = SharedHttp()
         await self.http.start()
@@ -67,9 +69,11 @@ class Rig:
     @property
     def config(self) -> Config:
         settings = self.sandbox.config
+        model = {"backend": "fake", "n_ctx": self.n_ctx, "fake": self.fake}
         return parse_config(
             {
-                "models": {"main": {"backend": "fake", "n_ctx": self.n_ctx}},
+                "server": self.server,
+                "models": {"main": self.model | model},
                 "chat": {"language": "en", "show_date": False, **self.chat},
                 "access": {"per_user_per_minute": 0, **self.access},
                 "bots": {
@@ -102,7 +106,8 @@ class Rig:
         async def ready() -> tuple[bool, dict[str, Any]]:
             return True, {}
 
-        app = build_app(webhook, OpsHandler(ready, registry), max_body_bytes=1_048_576)
+        api = OpenAIApi(self.service.settings, {"main": self.engine}, registry)
+        app = build_app(webhook, OpsHandler(ready, registry), api, max_body_bytes=1_048_576)
         self.web = WebServer(app, "127.0.0.1", 0)
         await self.web.start()
         self.sandbox.subscribe(f"{self.web.url}/webhook/{BOT}")

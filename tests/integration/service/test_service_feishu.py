@@ -277,3 +277,33 @@ async def test_another_model_starts_the_answer_over_in_the_same_message(make_rig
     assert kinds <= {
         "text_not_extended"
     }  # cosmetic: Feishu shows such a step without its typewriter
+
+
+async def test_a_cut_answer_goes_on_by_its_button(make_rig):
+    reply = "".join(f"word{n} " for n in range(30)).strip()
+    rig = await make_rig(fake={"reply": reply}, chat={"max_new_tokens": 100})
+    ann, _, team = _people(rig)
+    asked = await rig.sandbox.say(team, ann, "count for me")
+    (text,) = await rig.settled(asked)
+    assert "was cut" in text
+    (card,) = rig.sandbox.replies(asked)
+    pressed = await rig.sandbox.press(card, "continue", ann)
+    assert "Going on" in str(pressed.toast)
+    await rig.sandbox.wait_for(lambda: len(rig.sandbox.replies(asked)) == 2)
+    await rig.sandbox.wait_for(lambda: rig.is_settled(asked))
+    turn = await rig.ended(asked)
+
+    async def whole() -> str:
+        (past,) = await rig.store.past_turns(turn.session_id)
+        return past.answer
+
+    async with asyncio.timeout(20):
+        while len(await whole()) < 150:
+            await asyncio.sleep(0.05)
+    assert reply.startswith((await whole()).strip())
+    first, second = rig.answers(asked)
+    assert "word0 " in first
+    assert "word0 " not in second
+    again = await rig.sandbox.press(card, "continue", ann)
+    assert "Only the last answer" in str(again.toast)
+    _no_violations(rig)

@@ -36,7 +36,7 @@ async def converse(port: int, data: bytes) -> bytes:
     try:
         writer.write(data)
         await writer.drain()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await reader.readline()
     finally:
         writer.close()

@@ -253,3 +253,28 @@ async def test_keys_are_kept_as_hashes_only(sqlite_url: str, open_store) -> None
     raw.close()
     assert len(kept) == 32
     assert b"telling" not in kept
+
+
+async def test_a_message_is_taken_back_out_of_several(store: Store) -> None:
+    merge = WhileBusy.MERGE
+    for n, text in enumerate(["one\n", "", "three"]):
+        draft = chat(text, message_id=f"m{n}", while_busy=merge)
+        await store.accept(event(replace(draft, attachments=(Attachment("file", f"{n}"),))))
+    taken = await store.take_back("app", "m0")
+    assert taken is not None
+    assert taken.goes_on
+    turn = await store.turn(taken.turn.id)
+    assert turn is not None
+    assert (turn.question, turn.message_ids) == ("three", ("m1", "m2"))
+    assert [one.name for one in turn.attachments] == ["1", "2"]
+    assert await store.take_back("app", "m0") is None
+
+    await store.claim("me", 60, 5)
+    for _ in range(2):
+        taken = await store.take_back("app", "m2")
+        assert taken is not None
+        assert (taken.goes_on, taken.turn.state) == (False, TurnState.RUNNING)
+    assert await store.finish_turn(turn.id, "me", TurnState.CANCELLED)
+    (rest,) = await store.claim("me", 60, 5)
+    assert (rest.question, rest.message_ids, rest.target.reply_to) == ("", ("m1",), "m1")
+    assert [one.name for one in rest.attachments] == ["1"]

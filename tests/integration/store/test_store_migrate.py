@@ -72,8 +72,13 @@ def empty_url(request: pytest.FixtureRequest) -> str:
 async def test_the_migrations_build_exactly_the_tables(empty_url: str, open_store) -> None:
     store = await open_store(empty_url)
 
+    # SQLAlchemy has no words for SQLite's virtual table and its shadows; its own tests look at it.
+    def is_known(name: str | None, _kind: str, _parents: object) -> bool:
+        return not (name or "").startswith(("recall_fts", "ix_recall_messages_terms"))
+
     def differences(connection: sa.Connection) -> list[object]:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        opts = {"compare_type": True, "include_name": is_known}
+        context = MigrationContext.configure(connection, opts=opts)
         return list(compare_metadata(context, metadata))
 
     assert await store._db.read(differences) == []
@@ -122,14 +127,14 @@ async def test_an_old_database_is_upgraded_with_a_backup_before(
         store = await open_store(sqlite_url, migrations=folder)
         await store.close()
     copies = backups_of(path)
-    assert [c.name.rsplit("-", 1)[1] for c in copies] == ["0003", "0004", "0005"], (
-        "the newest three, by schema"
-    )
+    n_own = len(list((migrations_folder() / "versions").glob("*.py")))
+    newest = [f"{n_own + n:04d}" for n in (2, 3, 4)]
+    assert [c.name.rsplit("-", 1)[1] for c in copies] == newest, "the newest three, by schema"
     assert {stat.S_IMODE(c.stat().st_mode) for c in copies} == {0o600}
     with closing(sqlite3.connect(copies[0])) as raw:
         assert raw.execute("SELECT question FROM turns").fetchall() == [("kept",)]
         assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("0003",)]
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(newest[0],)]
 
 
 async def test_no_backup_of_a_new_database_or_when_none_is_wanted(
@@ -160,7 +165,8 @@ async def test_a_newer_database_is_refused_in_one_sentence(
     with pytest.raises(StoreError) as refused:
         await open_store(empty_url)
     text = str(refused.value)
-    assert "newer Hearth (schema 0002, this one knows 0001)" in text
+    n_own = len(list((migrations_folder() / "versions").glob("*.py")))
+    assert f"newer Hearth (schema {n_own + 1:04d}, this one knows {n_own:04d})" in text
     assert "update Hearth" in text
     assert "\n" not in text
     # The refusal let go of everything.

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from bot.app import engine_settings
 from bot.config import parse_config
+from bot.config_engine import engine_settings
 from bot.service.settings import Settings
 from bot.web.openai_api import OpenAIApi
 from bot.web.ops import OpsHandler

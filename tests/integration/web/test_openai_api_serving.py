@@ -248,28 +248,38 @@ async def test_a_model_that_loads_is_unavailable(make_api):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_death_in_the_middle_is_told(make_api, stream):
+async def test_a_reply_goes_on_after_the_engine_died(make_api, stream):
     rig = await make_api(fake=SLOW)
+    whole = await rig.ask([user("hi")], max_tokens=120)
     pid = (await rig.engine.stats()).child_pid
-    asking = rig.stream([user("hi")]) if stream else rig.post([user("hi")])
+    n_before = (await rig.engine.stats()).decoded_generated_tokens_total
+    ask = rig.stream if stream else rig.post
+    asking = ask([user("hi")], max_tokens=120)
     task = asyncio.create_task(asking)
 
     async def begun():
-        return (await rig.engine.stats()).decoded_generated_tokens_total > 5
+        return (await rig.engine.stats()).decoded_generated_tokens_total > n_before + 5
 
     await until(begun)
     os.kill(pid, signal.SIGKILL)
     result = await task
+    text = whole["choices"][0]["message"]["content"]
     if stream:
-        assert result.status == 200
-        assert result.text()
-        assert result.chunks[-1]["error"]["code"] == "engine_unavailable"
-        assert not result.done
+        assert (result.status, result.done) == (200, True)
+        assert result.text() == text
     else:
-        status, headers, body = result
-        assert status == 503
-        assert "Retry-After" in headers
-        assert body["error"]["type"] == "server_error"
+        status, _, body = result
+        assert status == 200
+        assert body["choices"][0]["message"]["content"] == text
+        assert body["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert (await rig.engine.stats()).n_restarts == 1
+
+
+async def test_a_reply_that_kills_every_engine_is_told(make_api):
+    rig = await make_api(fake=SLOW | {"die": "kill", "die_on": "deadly"})
+    result = await rig.stream([user("deadly words")])
+    assert result.chunks[-1]["error"]["type"] == "server_error"
+    assert not result.done
     await rig.engine.wait_ready(30)
     short = await rig.ask([user("hi")], max_tokens=3)
     assert short["usage"]["completion_tokens"] == 3

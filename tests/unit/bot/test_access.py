@@ -44,6 +44,16 @@ def test_a_user_id_may_contain_a_colon():
     assert access.role("feishu", "a:b") is Role.ADMIN
 
 
+def test_the_first_tier_that_names_a_person_counts():
+    tiers = (("feishu:boss",), ("feishu:sales", "ding:*"), ("*:boss",))
+    access = AccessList.parse(admins=(), allow=(), deny=(), tiers=tiers)
+    assert access.tier("feishu", "boss") == 0
+    assert access.tier("feishu", "sales") == access.tier("ding", "anybody") == 1
+    assert access.tier("wecom", "boss") == 2
+    assert access.tier("feishu", "other") is None
+    assert access.role("feishu", "boss") is Role.MEMBER
+
+
 def test_the_bucket_refills_evenly():
     hand = Hand()
     rate = RateLimiter(hand)

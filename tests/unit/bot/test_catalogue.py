@@ -11,8 +11,11 @@ import pytest
 from bot.domain.access import Role
 from bot.domain.catalogue import TEXTS, ordinal, place_in_line, say
 from bot.domain.commands import COMMANDS, Command
+from bot.domain.documents import DocumentState
+from bot.domain.records import TimerKind
 from bot.domain.types import SessionPolicy
-from engine.types import EngineState
+from engine.machine.alarms import AlarmKind
+from engine.types import EngineState, KvReuse
 
 SAME = {"ordinal": "place"}
 BOT = Path(__file__).parents[3] / "bot"
@@ -36,7 +39,7 @@ def test_both_languages_use_the_same_values(key):
 def test_every_key_in_the_code_exists_and_every_text_is_used():
     used = set()
     for path in [*(BOT / "service").glob("*.py"), *(BOT / "domain").glob("*.py")]:
-        if path.name == "catalogue.py":
+        if path.name.startswith("catalogue"):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -44,7 +47,12 @@ def test_every_key_in_the_code_exists_and_every_text_is_used():
     families = {f"status.state.{s.value}" for s in EngineState}
     families |= {f"status.policy.{p.value}" for p in SessionPolicy}
     families |= {f"role.{r.value}" for r in Role}
-    families |= {f"button.{a}" for a in ("stop", "regenerate", "new_topic")}
+    families |= {f"status.reuse.{r.value}" for r in (KvReuse.WINDOW, KvReuse.TURN_ENDS)}
+    families |= {f"button.{a}" for a in ("stop", "regenerate", "continue", "new_topic")}
+    families |= {f"compact.how.{how}" for how in ("model", "extract")}
+    families |= {f"{kind.value}.{what}" for kind in TimerKind for what in ("usage", "none")}
+    families |= {f"document.{s.value}" for s in DocumentState if s is not DocumentState.READ}
+    families |= {f"machine.warning.{kind.value}" for kind in AlarmKind}
     families |= {k for k in TEXTS["zh"] if k.startswith("attachment.")}
     assert families <= TEXTS["zh"].keys()
     unused = {k for k in TEXTS["zh"] if k not in used | families | {"waiting.place"}}

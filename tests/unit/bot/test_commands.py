@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bot.domain.commands import COMMANDS, Command, UnknownCommand, clean, parse_command
+from bot.domain.commands import (
+    COMMANDS,
+    Command,
+    UnknownCommand,
+    clean,
+    number_of,
+    parse_command,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,3 +87,11 @@ def test_any_text_is_parsed(text):
 @settings(derandomize=True, deadline=None, max_examples=100)
 def test_space_around_a_command_does_not_matter(command, before, after):
     assert parse_command(f"{before}/{command.value.upper()}{after}") is command
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [("1", 1), ("20", 20), ("２", 2), ("0", None), ("21", None), ("-1", None), ("²", None), ("9" * 5000, None)],
+)  # fmt: skip
+def test_numbers_behind_a_command(word, number):
+    assert number_of(word, 20) == number

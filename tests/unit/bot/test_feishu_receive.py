@@ -15,23 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bot.domain.types import (
+    Attachment,
     BotAdded,
     ButtonPressed,
     ChatKind,
     InboundEvent,
     InboundMessage,
     MessageRecalled,
+    Quoted,
     Unreadable,
 )
 from bot.errors import Rejected
 from bot.platforms.base import Received, WebhookRequest
 from bot.platforms.feishu.crypto import sign
-from bot.platforms.feishu.parse import Identity
+from bot.platforms.feishu.names import Names
+from bot.platforms.feishu.parse import Identity, read_quoted
 from bot.platforms.feishu.receive import MAX_BODY_BYTES, Secrets, receive
 
 KEY, TOKEN, APP, BOT = "kudryavka", "vtoken-123", "cli_1", "ou_bot"
 SECRETS = Secrets(KEY, TOKEN)
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
+ME = Identity(APP, BOT)
 
 
 def encrypt(plain: bytes) -> str:
@@ -112,6 +116,25 @@ def message_of(data: Any, **how: Any) -> InboundMessage:
     event = event_of(data, **how)
     assert isinstance(event, InboundMessage)
     return event
+
+
+# -- who wrote --------------------------------------------------------------------------------------------------------
+def test_people_are_called_as_others_have_mentioned_them() -> None:
+    names = Names(max_people=2)
+
+    def said_by(open_id: str, *mentions: Any) -> str:
+        data = message(
+            {"text": "hi"}, sender={"sender_id": {"open_id": open_id}}, mentions=list(mentions)
+        )
+        (event,) = receive(request(data), SECRETS, ME, NOW, names).events
+        assert isinstance(event, InboundMessage)
+        return event.sender.name
+
+    everyone = {"key": "@_all", "id": {"open_id": ""}, "name": "所有人"}
+    assert said_by("ou_ann", mention(1, "ou_bob", "Bob"), everyone, "odd", {"id": []}) == ""
+    assert said_by("ou_bob", mention(1, "ou_ann", "Ann")) == "Bob"
+    assert said_by("ou_ann", mention(1, "ou_carl", "Carl")) == "Ann"
+    assert (said_by("ou_bob"), said_by("ou_carl")) == ("", "Carl"), "as many as there is room for"
 
 
 # -- who may come in --------------------------------------------------------------------------------------------------
@@ -258,10 +281,39 @@ def test_redelivery_under_a_new_event_id_has_the_same_key() -> None:
 
 def test_only_thread_id_makes_a_topic() -> None:
     reply = message_of(message({"text": "x"}, root_id="om_0", parent_id="om_0"))
-    assert (reply.topic_id, reply.quoted_message_id) == (None, "om_0")
-    topic = message_of(message({"text": "x"}, root_id="om_0", thread_id="omt_1"))
-    assert topic.topic_id == "omt_1"
+    assert (reply.topic_id, reply.quoted) == (None, Quoted("om_0"))
+    topic = message_of(message({"text": "x"}, root_id="om_0", parent_id="om_0", thread_id="omt_1"))
+    assert (topic.topic_id, topic.quoted) == ("omt_1", Quoted("om_0", is_topic_root=True))
     assert topic.target.opaque["thread"] == "1"
+
+
+def said(**changes: Any) -> dict[str, Any]:
+    """A message as GET messages/:id returns it."""
+    item = {
+        "message_id": "om_0",
+        "chat_id": "oc_1",
+        "msg_type": "text",
+        "body": {"content": json.dumps({"text": "@_user_1 the budget is 7"})},
+        "mentions": [{"key": "@_user_1", "id": "ou_bob", "id_type": "open_id", "name": "Bob"}],
+    }
+    return {**item, **changes}
+
+
+def test_a_message_that_is_referred_to() -> None:
+    assert read_quoted(said(), "oc_1", ME) == Quoted("om_0", "@Bob the budget is 7")
+    file = {"file_key": "file_1", "file_name": "a.txt"}
+    found = read_quoted(said(msg_type="file", body={"content": json.dumps(file)}), "oc_1", ME)
+    assert found == Quoted("om_0", "", (Attachment("file", "a.txt", "file_1", "om_0"),))
+    card = {"title": "T", "elements": [[{"tag": "text", "text": "said "}, {"tag": "text", "text": "by a card"}]]}  # fmt: skip
+    found = read_quoted(
+        said(msg_type="interactive", body={"content": json.dumps(card)}), "oc_1", ME
+    )
+    assert found == Quoted("om_0", "T\nsaid by a card")
+    long = read_quoted(said(body={"content": json.dumps({"text": "x" * 9000})}), "oc_1", ME)
+    assert long is not None
+    assert long.text == "x" * 2000 + "…"
+    for changes in ({"deleted": True}, {"chat_id": "oc_other"}, {"body": {"content": "{}"}}):
+        assert read_quoted(said(**changes), "oc_1", ME) is None
 
 
 @pytest.mark.parametrize(
@@ -377,7 +429,7 @@ def test_odd_posts() -> None:
             ("video", "v.mp4", "f"),
         ),
         ("sticker", {"file_key": "f"}, ("sticker", "", "f")),
-        ("interactive", {"title": "t", "elements": [[]]}, ("other", "interactive", "")),
+        ("interactive", {"title": "", "elements": [[]]}, ("other", "interactive", "")),
         ("merge_forward", "Merged and Forwarded Message", ("other", "merge_forward", "")),
         ("location", {"name": "x"}, ("other", "location", "")),
         ("something_new", {}, ("other", "something_new", "")),

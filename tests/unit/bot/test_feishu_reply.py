@@ -684,6 +684,48 @@ async def test_what_a_shown_card_says_is_never_said_again(stage: Stage) -> None:
     assert rest.text.strip() == "two"
 
 
+# -- the month's calls run out, the chat goes --------------------------------------------------------------------------
+async def test_the_last_calls_of_a_month_are_kept_for_endings(stage: Stage) -> None:
+    stage.budget._monthly_calls = 100
+    reply = stage.reply()
+    await reply.show(grow("one"))
+    for _ in range(99 - stage.budget.used.calls):
+        stage.budget.count()
+    stage.wire.calls()
+    await reply.show(grow("one two", 2))
+    assert stage.wire.calls() == []
+    await reply.finish(done("one two three"))
+    assert_closed(stage.wire.only(), "one two three")
+    stage.ledger = Ledger("turn-2")
+    stage.wire.calls()
+    whole = stage.reply()
+    await whole.prepare()
+    await whole.show(grow("four"))
+    await whole.finish(done("four five", buttons=()))
+    assert stage.wire.calls() == ["reply"]
+
+
+async def test_a_month_that_ends_in_mid_answer_is_waited_out(stage: Stage) -> None:
+    reply = stage.reply()
+    await reply.show(grow("one"))
+    stage.wire.faults["content"] = [code(99991403, status=429)]
+    with pytest.raises(RetryLater) as caught:
+        await reply.finish(done("one two"))
+    assert caught.value.after_s >= 60
+    assert stage.budget.calls_left() == 0
+    await reply.finish(done("one two"))
+    assert_closed(stage.wire.only(), "one two")
+
+
+async def test_a_card_stops_moving_where_the_chat_is_gone(stage: Stage) -> None:
+    reply = stage.reply()
+    await reply.show(grow("one"))
+    stage.wire.faults["content"] = [code(230002)]
+    with pytest.raises(TargetGone):
+        await reply.show(grow("one two", 2))
+    assert_closed(stage.wire.only(), "one", buttons=())
+
+
 # -- an answer that Feishu does not take -----------------------------------------------------------------------------
 REFUSED = "Sorry, not taken."
 

@@ -38,6 +38,17 @@ def test_one_key_has_one_scope_however_it_is_written() -> None:
     assert keys("other").admit(bearer("other"), "::1").scope != plain.scope
 
 
+def test_interactive_keys_are_told_apart_by_their_list() -> None:
+    both = ApiKeys([SecretStr("batch")], [SecretStr("other"), SecretStr(HASHED)])
+    assert both.admit(bearer("batch"), "::1").interactive is False
+    caller = both.admit(bearer(KEY), "::1")
+    assert (caller.label, caller.interactive) == ("interactive1", True)
+    assert ApiKeys([], [SecretStr(KEY)]).is_open is False
+    for entry, says in ((KEY, "is in server.api_keys too"), ("", "is empty")):
+        with pytest.raises(ConfigError, match=rf"server\.interactive_api_keys\[0\].*{says}"):
+            ApiKeys([SecretStr(HASHED)], [SecretStr(entry)])
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -132,6 +132,8 @@ def test_what_cannot_be_served_is_one_sentence(
         b'{"messages": ' + b"[" * 100_000,
         b"NaN",
         b'{"messages": ' + b"1" * 5000 + b"}",
+        b'{"messages": [{"role": "user", "content": "a\xed\xa0\xbd"}]}',
+        '{"messages": [{"role": "user", "content": "a\ud83d"}]}'.encode("utf-16", "surrogatepass"),
     ],
 )
 def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:

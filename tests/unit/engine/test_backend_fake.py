@@ -22,7 +22,7 @@ def fake(script: dict[str, str] | None = None, **fields: object) -> FakeBackend:
 
 
 def part(seq_id: int, start: int, tokens: Sequence[int], *, output: bool = False) -> BatchPart:
-    return BatchPart(seq_id, start, tokens, output)
+    return BatchPart(seq_id, start, tokens, int(output))
 
 
 def test_it_is_what_make_backend_gives() -> None:
@@ -105,9 +105,9 @@ def test_crash_after_tokens_aborts_the_process() -> None:
         "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "b = FakeBackend(EngineConfig(name='t', fake={'crash_after_tokens': '2', 'reply': 'abc'}))\n"
         "s = b.new_sampler(Sampling(), ())\n"
-        "b.decode([BatchPart(0, 0, [1], True)]); t = b.sample(0, s)\n"
+        "b.decode([BatchPart(0, 0, [1], 1)]); t = b.sample(0, s)\n"
         "print('alive', flush=True)\n"
-        "b.decode([BatchPart(0, 1, [t], True)]); b.sample(0, s)\n"
+        "b.decode([BatchPart(0, 1, [t], 1)]); b.sample(0, s)\n"
         "print('not reached', flush=True)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -129,7 +129,7 @@ def test_a_wrong_script_is_refused(script: dict[str, str], message: str) -> None
 
 
 def test_faulty_bookkeeping_is_caught() -> None:
-    backend = fake(n_parallel=1)
+    backend = fake(n_parallel=1, n_sequences=2)
     backend.decode([part(0, 0, [1, 2, 3])])
     for wrong, message in [
         ([part(0, 2, [9])], "holds 3 tokens"),
@@ -138,7 +138,9 @@ def test_faulty_bookkeeping_is_caught() -> None:
         ([part(0, 3, [])], "a batch of 0 tokens"),
         ([part(0, 3, [99999])], "outside the vocabulary"),
         ([part(0, 3, [1]), part(0, 4, [1])], "two parts"),
-        ([part(0, 3, [1], output=True), part(1, 0, [1], output=True)], "2 outputs"),
+        ([part(i, 3 - 3 * (i > 0), [1], output=True) for i in range(3)], "3 outputs"),
+        ([BatchPart(0, 3, [1, 2], 3)], "3 outputs"),
+        ([BatchPart(0, 3, [1, 2], -1)], "-1 outputs"),
         ([part(0, 3, [1] * 200)], "beyond its window"),
     ]:
         with pytest.raises(FakeMisuse, match=message):
@@ -153,7 +155,9 @@ def test_outputs_and_samplers_must_fit() -> None:
     with pytest.raises(FakeMisuse, match="no output"):
         backend.sample(0, sampler)
     backend.sample(1, sampler)
-    with pytest.raises(FakeMisuse, match="no output"):
+    with pytest.raises(FakeMisuse, match="no output 1"):
+        backend.sample(1, sampler, 1)
+    with pytest.raises(FakeMisuse, match="after 1 outputs"):
         backend.sample(1, sampler)
     backend.decode([part(0, 1, [7], output=True)])
     with pytest.raises(FakeMisuse, match="accepted other tokens"):

@@ -6,10 +6,13 @@ import json
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from rich.console import Console
 
 from engine.bench import BenchFailed, BenchPlan, connected, run, run_with_progress, server_at
-from engine.bench.report import Figure
+from engine.bench.counters import Counters, LocalCounters, ServerCounters, read_page
+from engine.bench.figures import Figure, of_turn, of_wave
 from engine.config import OpenAISettings
 from engine.errors import EngineConfigError, EngineUnavailable
 from engine.types import (
@@ -29,6 +32,22 @@ from engine.types import (
     Usage,
 )
 
+WAVE = (
+    "tokens_per_s",
+    "guessed_share",
+    "first_token_s",
+    "prompt_tokens_computed",
+    "prompt_tokens_decoded",
+    "python_share",
+)
+TURN = (
+    "first_token_s",
+    "prompt_tokens",
+    "prompt_tokens_computed",
+    "prompt_tokens_decoded",
+    "tokens_restored",
+    "bytes_written",
+)
 SMALL = BenchPlan(concurrency=(1, 3), conversations=2, turns=2, max_new_tokens=5, rounds=2)
 
 
@@ -101,7 +120,14 @@ class ScriptedEngine:
         self.forgotten.append(cache_key)
 
     async def stats(self) -> EngineStats:
-        return EngineStats(state=EngineState.READY)
+        n = len(self.requests)
+        return EngineStats(
+            state=EngineState.READY,
+            decoded_prompt_tokens_total=12 * n,
+            decoded_generated_tokens_total=5 * n,
+            accepted_tokens_total=n,
+            kv_saved_bytes_total=1000 * n,
+        )
 
     async def count(self, text: str) -> int:
         return len(text)
@@ -118,19 +144,23 @@ class ScriptedEngine:
 async def test_every_figure_is_there_with_a_sample_per_round():
     engine = ScriptedEngine([], "one")
     report = await run(SMALL, {"one": engine})
-    names = [figure.name for figure in report.figures]
+    names = [figure.what.name for figure in report.figures]
     assert names == [
-        "wave@1.tokens_per_s",
-        "wave@1.first_token_s",
-        "wave@3.tokens_per_s",
-        "wave@3.first_token_s",
-        "turn@1.first_token_s",
-        "turn@1.prompt_tokens_computed",
-        "turn@2.first_token_s",
-        "turn@2.prompt_tokens_computed",
+        *(of_wave(n, kind).name for n in (1, 3) for kind in WAVE),
+        *(of_turn(n, kind).name for n in (1, 2) for kind in TURN),
     ]
-    assert all(len(figure.samples["one"]) == 2 for figure in report.figures)
-    assert {f.name: f.median("one") for f in report.figures}["turn@2.prompt_tokens_computed"] == 10
+    shares = {"wave@1.python_share", "wave@3.python_share"}  # it told no times
+    assert all(
+        len(figure.samples.get("one", ())) == (0 if figure.what.name in shares else 2)
+        for figure in report.figures
+    )
+    medians = {figure.what.name: figure.median("one") for figure in report.figures}
+    assert medians["turn@2.prompt_tokens"] == 40
+    assert medians["turn@2.prompt_tokens_computed"] == 10
+    assert medians["turn@2.prompt_tokens_decoded"] == 12
+    assert medians["turn@2.bytes_written"] == 1000
+    assert medians["wave@3.prompt_tokens_decoded"] == 12
+    assert medians["wave@3.guessed_share"] == 20
     assert engine.most_at_once == 3
 
 
@@ -171,19 +201,22 @@ async def test_engines_take_turns_and_the_order_changes_every_round():
     engines = {name: ScriptedEngine(log, name) for name in ("a", "b")}
     report = await run(BenchPlan(concurrency=(1,), turns=0, rounds=2, max_new_tokens=2), engines)
     assert log == ["a", "b", "a", "b", "b", "a"]
-    assert list(report.to_json()["figures"]) == ["wave@1.tokens_per_s", "wave@1.first_token_s"]
+    assert list(report.to_json()["figures"]) == [of_wave(1, kind).name for kind in WAVE]
 
 
 async def test_a_server_without_ids_and_counts_is_counted_by_its_pieces():
     engine = ScriptedEngine([], "far", exact=False, tells_usage=False)
     report = await run(
-        BenchPlan(concurrency=(1,), turns=1, rounds=1, max_new_tokens=4), {"far": engine}
+        BenchPlan(concurrency=(1,), turns=1, rounds=1, max_new_tokens=4),
+        {"far": engine},
+        counters={"far": ServerCounters("http://127.0.0.1:9/v1")},
     )
-    figures = {figure.name: figure for figure in report.figures}
+    figures = {figure.what.name: figure for figure in report.figures}
+    assert figures["turn@1.prompt_tokens_decoded"].median("far") is None
     assert figures["wave@1.tokens_per_s"].median("far") is not None
     assert figures["turn@1.prompt_tokens_computed"].median("far") is None
     assert all(request.prompt_tokens == () and request.messages for request in engine.requests)
-    assert "–" in printed(report.table())
+    assert "of it computed" not in printed(report.view())  # nobody told it
 
 
 async def test_a_failure_ends_the_benchmark_in_one_sentence():
@@ -232,27 +265,124 @@ async def test_table_and_json_say_the_same():
     figure = told["figures"]["wave@3.tokens_per_s"]
     assert figure["higher_is_better"] is True
     assert set(figure["ratio"]) == {"other"}
-    text = printed(report.table())
-    assert "hearth ÷ other" in text
-    assert "3 at once: generated" in text
-    assert f"{figure['median']['hearth']:.1f} tok/s" in text
+    text = printed(report.view())
+    assert "÷ other" in text
+    assert "2 conversations in rotation" in text
+    (row,) = [line for line in text.splitlines() if "3 at once" in line and "tok/s" in line]
+    assert f"{figure['median']['hearth']:.1f} tok/s" in row
+    assert f"{figure['ratio']['other']:.2f}" in row
 
 
-def printed(table: object) -> str:
-    console = Console(file=io.StringIO(), width=160)
+def printed(table: object, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(table)
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
 
 
+async def test_the_tables_fit_a_terminal_and_say_what_to_know(monkeypatch):
+    monkeypatch.setattr("engine.bench.report.os.getloadavg", lambda: (99.0, 0.0, 0.0))
+    engines = {name: ScriptedEngine([], name) for name in ("hearth", "no tiers", "against")}
+    report = await run(SMALL, engines)
+    text = printed(report.view(), width=100)
+    # The scripted engine says that it decodes one reply at once.
+    assert "hearth decodes 1 at once" in text.replace("\n", " ")
+    assert "machine was busy" in text
+    assert all(len(line.rstrip()) <= 100 for line in text.splitlines())
+    assert "…" not in text
+    assert report.to_json()["machine"]["load_1m_at_end"] == 99.0
+
+
+async def test_where_there_is_no_terminal_every_step_is_a_line():
+    console = Console(file=io.StringIO(), width=120)
+    plan = BenchPlan(concurrency=(2,), turns=0, rounds=1, max_new_tokens=2)
+    await run_with_progress(plan, {"one": ScriptedEngine([], "one")}, console)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    assert output.getvalue().splitlines() == [
+        "0/2 one: warm-up",
+        "1/2 one: 2 at once, round 1",
+        "2/2 done",
+    ]
+
+
+async def test_on_a_terminal_there_is_a_bar():
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    plan = BenchPlan(concurrency=(2,), turns=0, rounds=1, max_new_tokens=2)
+    await run_with_progress(plan, {"one": ScriptedEngine([], "one")}, console)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    assert "2/2" in output.getvalue()
+
+
+HEARTH_PAGE = """# HELP engine_decoded_prompt_tokens_total Prompt tokens
+# TYPE engine_decoded_prompt_tokens_total counter
+engine_decoded_prompt_tokens_total{model="main"} 1200.0
+engine_decoded_prompt_tokens_total{model="two } words"} 34.0
+engine_step_decode_seconds_total{model="main"} 9.5
+engine_step_python_seconds_total{model="main"} 0.5 1719000000
+odd line without a number
+"""
+
+
+def test_hearths_own_page_is_read_over_all_models():
+    counters = read_page(HEARTH_PAGE)
+    assert counters.decoded_prompt_tokens == 1234
+    assert counters.python_share == 0.05
+    assert counters.saved_bytes is None
+
+
+def test_llama_servers_page_is_read_too():
+    page = "llamacpp:prompt_tokens_total 77\nllamacpp:tokens_predicted_total 5\n"
+    assert read_page(page) == Counters(decoded_prompt_tokens=77, generated_tokens=5)
+
+
+def test_only_what_was_added_in_between_counts():
+    before = Counters(decoded_prompt_tokens=10, saved_bytes=5, decode_s=1.0, python_s=0.0)
+    after = Counters(decoded_prompt_tokens=30, saved_bytes=2, decode_s=3.0, python_s=1.0)
+    added = after.since(before)
+    assert added.decoded_prompt_tokens == 20
+    assert added.saved_bytes is None  # it began anew: a restart
+    assert added.python_share == pytest.approx(1 / 3)
+    assert before.since(before).python_share is None
+
+
+async def test_an_engine_of_ours_tells_its_stats():
+    engine = ScriptedEngine([], "one")
+    engine.requests.append(EngineRequest(id="r"))
+    assert (await LocalCounters(engine).read()).decoded_prompt_tokens == 12
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", ""])
+async def test_a_server_is_asked_for_its_metrics_and_left_alone_when_it_has_none(path):
+    pages = [web.Response(text=HEARTH_PAGE), web.Response(status=404)]
+    asked: list[str] = []
+
+    async def metrics(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return pages[len(asked) - 1]
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as server:
+        source = ServerCounters(f"http://127.0.0.1:{server.port}{path}")
+        assert (await source.read()).decoded_prompt_tokens == 1234
+        assert await source.read() == Counters()
+        assert await source.read() == Counters()
+    assert asked == ["/metrics", "/metrics"]
+
+
 def test_a_ratio_is_the_median_of_the_rounds_ratios():
-    figure = Figure("f", "f", "s", False, {"a": (1.0, 9.0, 4.0), "b": (2.0, 3.0, 4.0)})
+    what = of_wave(1, "first_token_s")
+    figure = Figure(what, {"a": (1.0, 9.0, 4.0), "b": (2.0, 3.0, 4.0)})
     assert figure.median("a") == 4.0
     assert figure.ratio("a", "b") == 1.0
     assert figure.ratio("a", "nobody") is None
     assert figure.median("nobody") is None
-    assert Figure("f", "f", "s", False, {"a": (1.0,), "b": (0.0,)}).ratio("a", "b") is None
+    assert Figure(what, {"a": (1.0,), "b": (0.0,)}).ratio("a", "b") is None
+    no_merit = of_wave(1, "python_share")
+    assert Figure(no_merit, {"a": (1.0,), "b": (2.0,)}).ratio("a", "b") is None
 
 
 @pytest.mark.parametrize(
@@ -283,5 +413,5 @@ def test_a_server_may_be_named_with_or_without_v1(url):
 async def test_a_server_that_cannot_be_reached_is_closed_again():
     nowhere = OpenAISettings(name="far", base_url="http://127.0.0.1:9/v1", model="m", n_ctx=4096)
     with pytest.raises(EngineUnavailable):
-        async with connected({"far": nowhere}, timeout_s=0.2):
+        async with connected({"far": nowhere}, server_timeout_s=0.2):
             pytest.fail("nobody listens there")

@@ -1,6 +1,7 @@
 """Waiting, cancelling, priorities, failures: who is served when, and that nobody is forgotten."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,18 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     assert 1 <= refused.retry_after_s <= 300
     kit.run()
     assert kit.text("a") == kit.text("b") == REPLY
+
+
+def test_a_queue_full_of_less_important_requests_is_open_to_people() -> None:
+    kit = fake_kit(n_parallel=1, max_waiting=2)
+    kit.ask("running")
+    kit.step()
+    for i in range(3):
+        kit.ask(f"batch{i}", owner=f"key{i}", priority=Priority.API)
+    kit.ask("person", owner="p")
+    assert [e.request_id for e in kit.events if isinstance(e, Failed)] == ["batch2"]
+    kit.run()
+    assert kit.start_order == ["running", "person", "batch0", "batch1"]
 
 
 def test_one_owner_cannot_fill_the_queue() -> None:
@@ -279,10 +292,10 @@ def test_one_broken_reply_does_not_end_the_others(monkeypatch: pytest.MonkeyPatc
     kit.step(2)
     original = kit.backend.sample
 
-    def sample(part_index: int, sampler: Any) -> int:
+    def sample(part_index: int, sampler: Any, offset: int = 0) -> int:
         if part_index == 0:
             raise RuntimeError("bad luck")
-        return original(part_index, sampler)
+        return original(part_index, sampler, offset)
 
     monkeypatch.setattr(kit.backend, "sample", sample)
     kit.step()
@@ -312,7 +325,7 @@ def test_a_request_that_cannot_be_started_does_not_hold_up_the_others(
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("memory", ["attention", "sliding", "recurrent"])
-def test_random_traffic_keeps_every_promise(seed: int, memory: str) -> None:
+def test_random_traffic_keeps_every_promise(seed: int, memory: str, tmp_path: Path) -> None:
     """Any mix of commands and failures: the kit checks cells, deltas and terminal events on the way."""
     rng = random.Random(f"{seed}{memory}")
     kit = fake_kit(
@@ -324,6 +337,10 @@ def test_random_traffic_keeps_every_promise(seed: int, memory: str) -> None:
         n_batch=rng.choice([16, 64, 512]),
         max_waiting=20,
         max_waiting_per_owner=6,
+        speculation=seed % 3 > 0,
+        kv_ram_bytes=(0, 3000, 10**6)[seed % 3],
+        kv_disk_bytes=(0, 5000, 10**6)[seed // 3 % 3],
+        kv_dir=str(tmp_path / "kv"),
     )
     for i in range(150):
         _random_command(kit, rng, f"r{i}")
@@ -332,6 +349,7 @@ def test_random_traffic_keeps_every_promise(seed: int, memory: str) -> None:
             kit.step()
     kit.backend.failures.clear()
     kit.run()
+    kit.core.close()
     complete = [e for e in kit.events if isinstance(e, Finished) and e.reason is FinishReason.STOP]
     assert len(complete) > 10
     whole = (*"abc 汉字 def".encode(), IM_END)
@@ -349,7 +367,9 @@ def _random_command(kit: CoreKit, rng: random.Random, request_id: str) -> None:
     if chance < 0.65:
         text = f"<|im_start|>system\n{'S' * rng.choice([4, 20])}<|im_end|>\n"
         n_shared = len(kit.ids(text))
-        text += f"<|im_start|>user\n{'q' * rng.randrange(60)}<|im_end|>\n<|im_start|>assistant\n"
+        n = rng.randrange(60)
+        question = "q" * n if n % 2 else "Repeat: abc 汉字 dex abc."
+        text += f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         kit.core.submit(
             EngineRequest(
                 id=request_id,

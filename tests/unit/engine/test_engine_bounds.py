@@ -14,12 +14,12 @@ from engine.backends.remote.reply import Reply
 from engine.core.gate import MAX_STOP_CHARS, MAX_STOPS
 from engine.core.scheduler import WaitLine
 from engine.errors import EngineConfigError
-from engine.kv.fingerprint import fingerprint
 from engine.link import wire
 from engine.link.mailbox import Mailbox
 from engine.link.textdesk import MAX_CHARS, SHORT_CHARS, TextDesk
 from engine.text.template import ChatTemplate
 from engine.types import ChatMessage, EngineRequest, FailureCode, Finished, FinishReason, Role
+from engine.vram.fingerprint import fingerprint
 from tests.support.corekit import fake_kit
 
 GIB = 2**30
@@ -165,4 +165,4 @@ def test_a_file_that_may_not_be_read_is_a_settings_fault(
     with pytest.raises(EngineConfigError, match="Permission denied"):
         find_model("m", str(model))
     with pytest.raises(EngineConfigError, match="cannot be read: Permission denied"):
-        fingerprint(model, "f16", "f16")
+        fingerprint(model)

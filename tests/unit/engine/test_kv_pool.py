@@ -30,7 +30,7 @@ class Bench:
 
     def compute(self, seq: Seq, tokens: list[int]) -> None:
         new = tokens[len(seq.tokens) :]
-        part = BatchPart(seq.id, len(seq.tokens), new, wants_output=False)
+        part = BatchPart(seq.id, len(seq.tokens), new, n_outputs=0)
         assert self.backend.decode([part]) is DecodeStatus.DONE
         self.pool.extend(seq, new)
         self.check()

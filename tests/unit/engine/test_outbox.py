@@ -10,7 +10,7 @@ import pytest
 
 from engine.link import wire
 from engine.link.outbox import Outbox
-from engine.types import Delta, Finished, FinishReason, Usage
+from engine.types import Delta, Finished, FinishReason, Started, Usage
 
 
 @pytest.fixture
@@ -99,3 +99,30 @@ def test_a_parent_that_is_gone_ends_the_writer_quietly(
     outbox.put(finished("a"))
     outbox.close(2.0)
     assert not outbox._thread.is_alive()
+
+
+def test_a_start_is_written_before_anything_is_computed(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    theirs.setblocking(False)
+    outbox = Outbox(ours)
+    outbox.start()
+    for n in range(200):
+        outbox.tell(Started(request_id=f"r{n}", cached_tokens=0))
+        (payload,) = wire.FrameBuffer().feed(theirs.recv(65536))
+        assert wire.decode_report(payload) == Started(request_id=f"r{n}", cached_tokens=0)
+
+
+def test_a_start_does_not_wait_for_ever_for_a_parent_that_sleeps(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    outbox = Outbox(ours)
+    outbox.start()
+    for n in range(3):
+        outbox.put(Delta(request_id=f"big{n}", token_ids=(n,), text="x" * 100_000))
+    outbox.tell(Started(request_id="r", cached_tokens=0))
+    outbox.put(finished("r"))
+    assert Started(request_id="r", cached_tokens=0) in read_until_finished(theirs, 1)

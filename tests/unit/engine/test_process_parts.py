@@ -1,4 +1,4 @@
-"""The parts of the supervised child that need no child: environment, last words, what is resent, what is refused."""
+"""The parts of the supervised child that need no child: environment, what is resent, what is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from engine.link.childlog import relay
 from engine.link.inflight import Inflight
 from engine.link.limits import check_config
 from engine.link.process import child_environment
-from engine.link.supervisor import obituary
 from engine.link.textdesk import TextDesk
 from engine.types import (
     ChatMessage,
@@ -53,40 +52,6 @@ def test_the_child_gets_what_libraries_need_and_no_secrets() -> None:
     assert env["GGML_NO_BACKTRACE"] == "1"
     root = Path(__file__).resolve().parents[3]
     assert str(root) in env["PYTHONPATH"].split(":")
-
-
-@pytest.mark.parametrize(
-    ("how", "reason", "tail", "words"),
-    [
-        ("exit status 1", "", (), "the engine child ended (exit status 1)"),
-        (
-            "killed by SIGKILL",
-            "",
-            (),
-            "the engine child ended (killed by SIGKILL, perhaps the machine ran out of memory)",
-        ),
-        (
-            "killed by SIGKILL",
-            "a step hung",
-            ("loading", "ready"),
-            'the engine child ended (killed by SIGKILL, a step hung), last words: "ready"',
-        ),
-        (
-            "killed by SIGABRT",
-            "",
-            ("CUDA error: out of memory", "Fatal Python error: Aborted", "File x.py"),
-            'the engine child ended (killed by SIGABRT), last words: "CUDA error: out of memory"',
-        ),
-        (
-            "killed by SIGSEGV",
-            "",
-            ("Fatal Python error: Segmentation fault", "File x.py"),
-            'the engine child ended (killed by SIGSEGV), last words: "Fatal Python error: Segmentation fault"',
-        ),
-    ],
-)
-def test_obituaries(how: str, reason: str, tail: tuple[str, ...], words: str) -> None:
-    assert obituary(how, reason, tail) == words
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,23 @@ def test_priority_goes_first_but_never_interrupts() -> None:
     assert (person.place, later.place) == (0, 1)
 
 
+def test_people_take_turns_inside_a_priority() -> None:
+    gate = Gate(1, 10, 10)
+    enter(gate, "running")
+    flood = [enter(gate, "a") for _ in range(3)]
+    other = enter(gate, "b")
+    assert [ticket.place for ticket in (flood[0], other, flood[1], flood[2])] == [1, 2, 3, 4]
+
+
+def test_a_line_full_of_less_important_requests_is_open_to_people() -> None:
+    gate = Gate(1, 2, 10)
+    enter(gate, "running")
+    batch = [enter(gate, "batch", priority=20) for _ in range(2)]
+    assert gate.enter("batch", 20) is None
+    person = enter(gate, "ann", priority=10)
+    assert [ticket.place for ticket in (person, *batch)] == [1, 2, 3]
+
+
 def test_the_line_and_each_owners_share_are_bounded() -> None:
     gate = Gate(1, 3, 2)
     enter(gate, "a")

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.scheduler import Grant, Need, PrefillPace, WaitLine, plan_batch
+from engine.core.scheduler import (
+    Grant,
+    Need,
+    PrefillPace,
+    WaitLine,
+    plan_batch,
+)
+from engine.types import Priority
 
 
 def served(line: WaitLine) -> list[str]:
@@ -187,33 +194,161 @@ def test_plans_are_within_limits_and_waste_nothing(
     assert n_prompt == min(wanted, n_prefill, n_batch - n_replies)
 
 
-def test_the_pace_follows_the_machine() -> None:
-    pace = PrefillPace(n_batch=512)
-    for _ in range(30):
-        pace.observe(n_replies=4, n_prefill=0, elapsed_s=0.04)
-        pace.observe(n_replies=4, n_prefill=50, elapsed_s=0.54)
-    # 100 prompt tokens a second: what fits into the stall that replies may have.
-    assert pace.budget(replies_running=True) == pytest.approx(100 * pace.WITH_REPLIES_S, abs=2)
-    assert pace.budget(replies_running=False) == pace.MIN_ALONE_TOKENS
+class Machine:
+    """Steps whose times follow a rule: `base_s` + `reply_s` per reply + `token_s` per prompt token."""
+
+    def __init__(self, base_s: float, reply_s: float, token_s: float, n_batch: int = 512) -> None:
+        self.pace = PrefillPace(n_batch)
+        self._base_s, self._reply_s, self._token_s = base_s, reply_s, token_s
+        self.n_probes = 0
+
+    def replies_s(self, n_replies: int) -> float:
+        return self._base_s + n_replies * self._reply_s
+
+    def step(self, n_replies: int, n_wanted: int = 100_000) -> int:
+        """One step as the core does it; how many prompt tokens it had."""
+        n_prefill = min(n_wanted, self.pace.budget(n_replies))
+        self.n_probes += n_prefill == 0 < n_wanted
+        elapsed_s = self.replies_s(n_replies) + n_prefill * self._token_s
+        self.pace.observe(n_replies=n_replies, n_prefill=n_prefill, elapsed_s=elapsed_s)
+        return n_prefill
+
+
+CPU = (0.004, 0.008, 0.003)
+GPU = (0.012, 0.0005, 0.00015)
+
+
+@pytest.mark.parametrize("n_replies", [1, 4, 8])
+def test_the_prompt_part_takes_two_steps_of_the_replies(n_replies: int) -> None:
+    machine = Machine(*CPU)
+    for _ in range(60):
+        machine.step(n_replies)
+    allowed_s = 2 * machine.replies_s(n_replies)
+    while not (n_tokens := machine.step(n_replies)):
+        pass
+    assert n_tokens == pytest.approx(allowed_s / CPU[2], abs=1.5)
+
+
+def test_a_prompt_in_the_background_takes_short_steps_for_whoever_comes() -> None:
+    machine = Machine(*CPU)
+    for _ in range(20):
+        machine.step(0, 300)
+    background = need("b", 3000, priority=30)
+    assert machine.pace.budget_for([background]) * CPU[2] == pytest.approx(0.15, rel=0.1)
+    slow = Machine(*CPU)
+    slow.pace.observe(n_replies=0, n_prefill=10, elapsed_s=60.0)
+    assert slow.pace.budget_for([background]) == PrefillPace.MIN_BACKGROUND_TOKENS
+
+
+def test_the_measure_is_not_stuck_when_every_step_holds_a_prompt() -> None:
+    machine = Machine(*CPU)
+    for _ in range(100):
+        machine.step(4)
+    before = max(machine.step(4) for _ in range(3))
+    machine._reply_s *= 3  # the conversations have grown long
+    steps = [machine.step(4) for _ in range(PrefillPace.PROBE_EVERY * 12)]
+    assert steps[-2] == pytest.approx(2 * machine.replies_s(4) / CPU[2], rel=0.1)
+    assert steps[-2] > 2 * before
+    assert machine.n_probes <= 1 + len(steps) // PrefillPace.PROBE_EVERY + 3
+
+
+def test_another_number_of_replies_is_measured_anew_and_remembered() -> None:
+    machine = Machine(*CPU)
     for _ in range(40):
-        pace.observe(n_replies=0, n_prefill=300, elapsed_s=1.0)
-    assert pace.budget(replies_running=False) == pytest.approx(300 * pace.ALONE_S, abs=4)
+        machine.step(1)
+    n_probes = machine.n_probes
+    assert [machine.step(6) == 0, machine.step(6) > 0] == [True, True]
+    assert machine.step(6) == pytest.approx(2 * machine.replies_s(6) / CPU[2], rel=0.4)
+    for n_replies in (1, 6) * 4:
+        machine.step(n_replies)
+    assert machine.n_probes == n_probes + 1
+
+
+def test_changing_widths_leave_most_steps_to_the_prompts() -> None:
+    machine = Machine(*CPU)
+    for i in range(160):
+        machine.step(1 + i % 40)
+    assert machine.n_probes <= 160 // PrefillPace.PROBE_GAP + 1
+
+
+def test_probes_that_are_never_observed_do_not_stop_the_prompts() -> None:
+    # A step with guesses in its replies is no measure, and is not told to the pace.
+    pace = PrefillPace(n_batch=512)
+    budgets = [pace.budget(2) for _ in range(40)]
+    assert budgets.count(0) == 40 / PrefillPace.PROBE_GAP
+
+
+def test_a_gpu_reaches_efficient_batches_beside_replies() -> None:
+    machine = Machine(*GPU)
+    for _ in range(30):
+        machine.step(2)
+    while not (n_tokens := machine.step(2)):
+        pass
+    assert n_tokens == pytest.approx(2 * machine.replies_s(2) / GPU[2], rel=0.05)
+
+
+def test_steps_too_short_to_be_seen_are_no_measure_of_a_stall() -> None:
+    machine = Machine(0.001, 0.0005, 0.0001)
+    for _ in range(30):
+        machine.step(1)
+    while not (n_tokens := machine.step(1)):
+        pass
+    assert n_tokens == pytest.approx(PrefillPace.LEAST_STALL_S / 0.0001, rel=0.05)
+
+
+def test_one_step_that_was_held_up_changes_little() -> None:
+    machine = Machine(*CPU)
+    for _ in range(40):
+        machine.step(1)
+    before = max(machine.step(1) for _ in range(2))
+    machine.pace.observe(n_replies=1, n_prefill=0, elapsed_s=5.0)
+    assert before <= max(machine.step(1) for _ in range(2)) <= 1.5 * before
+
+
+def test_alone_the_pace_follows_the_machine_with_a_floor() -> None:
+    machine = Machine(0.0, 0.0, 0.01)
+    for _ in range(30):
+        machine.step(0)
+    assert machine.step(0) == PrefillPace.MIN_ALONE_TOKENS
+    machine = Machine(0.0, 0.0, 0.002)
+    for _ in range(40):
+        machine.step(0)
+    assert machine.step(0) == pytest.approx(PrefillPace.ALONE_S / 0.002, abs=4)
 
 
 def test_a_fast_machine_gets_whole_batches_and_a_slow_one_still_moves() -> None:
-    fast, slow = PrefillPace(n_batch=512), PrefillPace(n_batch=512)
+    fast, slow = Machine(0.001, 0.0, 0.00001), Machine(0.001, 0.0, 2.0)
     for _ in range(30):
-        fast.observe(n_replies=0, n_prefill=512, elapsed_s=0.05)
-        slow.observe(n_replies=1, n_prefill=16, elapsed_s=8.0)
-    assert fast.budget(replies_running=True) == 512
-    assert slow.budget(replies_running=True) == PrefillPace.MIN_TOKENS
+        fast.step(1)
+        slow.step(1)
+    assert max(fast.step(1) for _ in range(2)) == 512
+    assert max(slow.step(1) for _ in range(2)) == PrefillPace.MIN_TOKENS
 
 
 def test_a_budget_never_exceeds_a_small_batch() -> None:
-    assert PrefillPace(n_batch=4).budget(replies_running=True) == 4
+    pace = PrefillPace(n_batch=4)
+    assert {pace.budget(1) for _ in range(10)} == {0, 4}
+    assert pace.budget(0) == 4
 
 
 def test_a_step_that_took_no_time_does_not_divide_by_zero() -> None:
     pace = PrefillPace(n_batch=512)
-    pace.observe(n_replies=0, n_prefill=100, elapsed_s=0.0)
-    assert pace.budget(replies_running=True) == 512
+    for _ in range(3000):  # a clock that stands still
+        pace.observe(n_replies=0, n_prefill=100, elapsed_s=0.0)
+        pace.observe(n_replies=1, n_prefill=100, elapsed_s=0.0)
+        pace.observe(n_replies=1, n_prefill=0, elapsed_s=0.0)
+    assert pace.budget(1) == pace.budget(0) == 512
+
+
+def test_when_more_wait_than_read_short_prompts_are_computed_at_once() -> None:
+    pace = PrefillPace(512)
+    reading = Need("r", 1, True, Priority.PERSON)
+    short = [Need(str(n), 30, False, Priority.PERSON) for n in range(7)]
+    long = Need("long", 3000, False, Priority.PERSON)
+    behind = [Need(f"b{n}", 30, False, Priority.BACKGROUND) for n in range(7)]
+    assert pace.budget_for([reading, *short]) == 7 * 30
+    few = pace.budget_for([reading, short[0]])
+    assert few < 30
+    # Neither long prompts nor work that nobody waits for is a reason.
+    assert pace.budget_for([reading, long, long]) <= few
+    assert pace.budget_for([reading, *behind]) <= few

@@ -42,6 +42,25 @@ def test_an_idle_child_may_be_silent_for_ever() -> None:
     assert not looked_at(watch, 1.0, 4000.0)
 
 
+def test_an_idle_child_that_leaves_a_question_unanswered_hangs() -> None:
+    watch = loaded_watch()
+    watch.beat(1.0, working=False, n_steps=50, longest_step_s=0.1)
+    assert not looked_at(watch, 1.0, 4000.0)
+    asked_at = 4000.0
+    seen = [watch.stalled(asked_at + second, asked_at) for second in range(1, 34)]
+    assert seen == [second > 31 for second in range(1, 34)]
+    assert watch.what == "the idle loop"
+    assert not watch.stalled(asked_at + 34.0), "it has answered"
+
+
+def test_a_question_asked_before_our_own_sleep_counts_from_the_awakening() -> None:
+    watch = loaded_watch()
+    watch.beat(1.0, working=False, n_steps=50, longest_step_s=0.1)
+    assert not watch.stalled(2.0, 1.5)
+    assert not watch.stalled(3600.0, 1.5), "the answer may lie unread"
+    assert not watch.stalled(3601.0, 1.5)
+
+
 def test_a_hung_step_is_seen_after_ten_times_the_longest_plus_thirty() -> None:
     watch = loaded_watch()
     watch.beat(0.0, working=True, n_steps=50, longest_step_s=2.0)

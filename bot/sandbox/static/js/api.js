@@ -46,6 +46,8 @@ export const api = {
   state: () => request("/sandbox/state"),
   /** @param {{chat_id: string, user_id: string, text: string, mention_bot: boolean, reply_to?: string}} body */
   say: (body) => post("say", body),
+  /** @param {{chat_id: string, user_id: string, name: string, data: string, is_image: boolean}} body  data is base64 */
+  sendFile: (body) => post("send_file", body),
   /** @param {string} messageId */
   recall: (messageId) => post("recall", { message_id: messageId }),
   /** @param {{message_id: string, value: any, user_id: string}} body */

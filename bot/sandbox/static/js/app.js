@@ -117,6 +117,7 @@ class App {
     this.early ??= [];
     try {
       const state = await api.state();
+      this.i18n.setPlatform(state.platform);
       this.names.clear();
       for (const user of [...state.users, { id: state.bot.open_id, name: state.bot.name }]) this.names.set(user.id, user.name);
       if (!this.store.loaded) {

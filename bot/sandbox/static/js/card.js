@@ -99,7 +99,7 @@ export class CardView {
     const json = JSON.stringify(element);
     let part = this.parts.get(key);
     if (!part) {
-      part = isText(element) ? this.textPart() : { node: this.build(element), json };
+      part = isText(element) ? this.textPart(element) : { node: this.build(element), json };
       this.parts.set(key, part);
     } else if (!part.typewriter && part.json !== json) {
       const node = this.build(element);
@@ -111,11 +111,14 @@ export class CardView {
     return part;
   }
 
-  /** @returns {Part} */
-  textPart() {
+  /**
+   * @param {CardElement} element
+   * @returns {Part}
+   */
+  textPart(element) {
     const node = h("div", { class: "md" });
     const typewriter = new Typewriter((text, done) => {
-      renderMarkdown(node, text, { names: this.context.names, t: this.context.i18n.t });
+      renderMarkdown(node, text, { names: this.context.names, t: this.context.i18n.t, glue: element.glue });
       node.classList.toggle("is-typing", !done || this.wasStreaming);
     });
     if (!this.fresh) typewriter.showFirstAtOnce();
@@ -132,7 +135,7 @@ export class CardView {
     const inner = [...(element.elements ?? []), ...(element.buttons ?? [])];
     if (inner.length) return h("div", { class: `card-${element.tag === "column_set" ? "columns" : "group"}` }, inner.map((item) => this.build(item)));
     const node = h("div", { class: element.tag === "note" || element.tag === "plain_text" ? "md note" : "md" });
-    renderMarkdown(node, textOf(element), { names: this.context.names, t: this.context.i18n.t });
+    renderMarkdown(node, textOf(element), { names: this.context.names, t: this.context.i18n.t, glue: element.glue });
     return node;
   }
 
@@ -150,11 +153,21 @@ export class CardView {
       name ? icon(name, 14) : null,
       textOf(element),
     );
-    button.addEventListener("click", async () => {
+    const press = async () => {
       if (button.getAttribute("aria-busy") === "true") return;
       button.setAttribute("aria-busy", "true");
       await this.context.onPress(this.messageId, value);
       button.removeAttribute("aria-busy");
+    };
+    // A growing text moves the button: a mouse that goes down on it and up beside it would make no click.
+    let byMouse = false;
+    button.addEventListener("pointerdown", (event) => {
+      byMouse = event.pointerType === "mouse" && event.button === 0;
+      if (byMouse) void press();
+    });
+    button.addEventListener("click", () => {
+      if (!byMouse) void press();
+      byMouse = false;
     });
     return button;
   }

@@ -15,6 +15,22 @@ import { toast } from "./toast.js";
 /** @typedef {import("./types.js").Message} Message */
 
 const MAX_HEIGHT_PX = 168;
+// As bot/sandbox/page/server.py has them.
+const MIN_FILE_BYTES = 6;
+const MAX_FILE_BYTES = 4 * 2 ** 20;
+
+/**
+ * @param {File} file
+ * @returns {Promise<string>}
+ */
+function base64Of(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(String(reader.result).replace(/^[^,]*,/, ""));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
 
 export class Composer {
   /**
@@ -27,6 +43,7 @@ export class Composer {
     this.field = /** @type {HTMLTextAreaElement} */ (byId("composer-input"));
     this.sendButton = /** @type {HTMLButtonElement} */ (byId("send"));
     this.chip = byId("mention-chip");
+    this.fileInput = /** @type {HTMLInputElement} */ (byId("file-input"));
     this.picker = new Picker(byId("picker"), this.field);
     this.mentions = true;
     /** @type {Message|null} */
@@ -45,7 +62,15 @@ export class Composer {
     this.field.addEventListener("keydown", (event) => this.key(event));
     this.field.addEventListener("blur", () => this.picker.hide());
     this.field.addEventListener("paste", (event) => {
-      if (event.clipboardData?.files.length && !event.clipboardData.getData("text")) toast(this.i18n.t("errFile"), "warning");
+      if (event.clipboardData?.files.length && !event.clipboardData.getData("text")) this.sendFiles(event.clipboardData.files);
+    });
+    this.fileInput.addEventListener("change", () => this.sendFiles(this.fileInput.files ?? []));
+    byId("open-file").addEventListener("click", () => this.fileInput.click());
+    const box = byId("composer");
+    box.addEventListener("dragover", (event) => event.preventDefault());
+    box.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.sendFiles(event.dataTransfer?.files ?? []);
     });
     this.sendButton.addEventListener("click", () => this.send());
     this.chip.addEventListener("click", () => this.setMention(!this.mentions));
@@ -267,6 +292,24 @@ export class Composer {
       this.busy = false;
       this.changed();
     }
+  }
+
+  /** @param {Iterable<File>} files  each a message of its own, in this order */
+  async sendFiles(files) {
+    const { chatId, speakerId } = this.store;
+    for (const file of [...files]) {
+      if (file.size < MIN_FILE_BYTES || file.size > MAX_FILE_BYTES) {
+        toast(this.i18n.t("errFile", { name: file.name }), "warning");
+        continue;
+      }
+      try {
+        const data = await base64Of(file);
+        await api.sendFile({ chat_id: chatId, user_id: speakerId, name: file.name, data, is_image: file.type.startsWith("image/") });
+      } catch (error) {
+        toast(this.i18n.t("errSend", { why: explain(error, this.i18n) }), "error");
+      }
+    }
+    this.fileInput.value = "";
   }
 
   /** @param {string} chatId  where the text was sent (another chat may be open by now) */

@@ -2,6 +2,7 @@
 /** Which language the page speaks. Owns the choice, remembers it, and fills the static texts of index.html. */
 
 import { keep, remember } from "./storage.js";
+import { PLATFORMS } from "./platforms.js";
 import { en, zh } from "./strings.js";
 
 /** @typedef {"en"|"zh"} Lang */
@@ -19,8 +20,17 @@ export class I18n {
   constructor() {
     /** @type {Lang} */
     this.lang = firstLang();
+    /** @type {keyof typeof PLATFORMS} which platform is played */
+    this.platform = "feishu";
     /** @type {Array<() => void>} */
     this.listeners = [];
+  }
+
+  /** @param {string|undefined} platform  as the server names it; one that this page does not know leaves the texts as they are */
+  setPlatform(platform) {
+    if (!platform || platform === this.platform || !(platform in PLATFORMS)) return;
+    this.platform = /** @type {keyof typeof PLATFORMS} */ (platform);
+    this.changed();
   }
 
   /**
@@ -29,9 +39,11 @@ export class I18n {
    * @returns {string}
    */
   t = (key, values = {}) => {
+    const own = PLATFORMS[this.platform][this.lang];
     const table = TABLES[this.lang];
-    const text = (values.n === 1 ? table[`${key}_one`] : undefined) ?? table[key] ?? key;
-    return text.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? String(values[name]) : whole));
+    const text = (values.n === 1 ? table[`${key}_one`] : undefined) ?? own.texts[key] ?? table[key] ?? key;
+    const known = { ...values, platform: own.name, pushed: own.pushed };
+    return text.replace(/\{(\w+)\}/g, (whole, name) => (name in known ? String(known[/** @type {keyof typeof known} */ (name)]) : whole));
   };
 
   /** @param {() => void} listener */
@@ -42,6 +54,10 @@ export class I18n {
   toggle() {
     this.lang = this.lang === "zh" ? "en" : "zh";
     keep("lang", this.lang);
+    this.changed();
+  }
+
+  changed() {
     this.apply();
     for (const listener of this.listeners) listener();
   }

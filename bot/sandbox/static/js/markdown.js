@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * Markdown → DOM nodes, the way a Feishu card shows it. Safe by construction: the parser's tokens are turned into nodes
+ * Markdown → DOM nodes, the way the played platform's card shows it. Safe by construction: the parser's tokens are turned into nodes
  * from a fixed list of tags, raw HTML stays visible text, links are http(s) or mailto, and images are never loaded.
  */
 
@@ -8,11 +8,11 @@ import MarkdownIt from "../vendor/markdown-it/markdown-it.esm.min.js";
 import { h } from "./dom.js";
 import { codeBlock } from "./code_block.js";
 
-/** @typedef {{names: Map<string, string>, t: (key: string, values?: Record<string, string|number>) => string}} Context */
+/** @typedef {{names: Map<string, string>, t: (key: string, values?: Record<string, string|number>) => string, glue?: boolean}} Context */
 
 const parser = new MarkdownIt("default", { html: false, linkify: true, breaks: true });
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
-parser.inline.ruler.before("html_inline", "feishu_tag", feishuTag);
+parser.inline.ruler.before("html_inline", "card_tag", cardTag);
 
 const FONT_COLORS = new Set(["red", "green", "grey", "orange", "blue"]);
 const CONTAINERS = new Set([
@@ -20,21 +20,23 @@ const CONTAINERS = new Set([
 ]);
 
 /**
- * Feishu's own inline tags: `<at id=…></at>`, `<font color=…>…</font>`, `<br>`. An escaped `&#60;at` never comes here.
+ * The inline tags of cards: Feishu's `<at id=…></at>`, DingTalk's `<a atId=…>name</a>`, `<font color=…>…</font>`, `<br>`.
+ * An escaped `&#60;at` never comes here.
  * @param {any} state
  * @param {boolean} silent
  * @returns {boolean}
  */
-function feishuTag(state, silent) {
+function cardTag(state, silent) {
   if (state.src.charCodeAt(state.pos) !== 0x3c) return false;
   const rest = state.src.slice(state.pos, state.pos + 300);
   const match =
     /^<(at)\s+(?:ids?|user_id)=["']?([^"'>\s]+)["']?\s*>[^<]*<\/at>/i.exec(rest) ??
+    /^<(a)\s+atId=["']?[^"'>\s]+["']?\s*>([^<]*)<\/a>/i.exec(rest) ??
     /^<(font)\s+color=["']?([a-z]+)["']?\s*>/i.exec(rest) ??
     /^<(\/font)>()/i.exec(rest) ??
     /^<(br)\s*\/?>()/i.exec(rest);
   if (!match) return false;
-  if (!silent) state.push(`feishu_${match[1].toLowerCase()}`, "", 0).content = match[2];
+  if (!silent) state.push(`card_${match[1].toLowerCase()}`, "", 0).content = match[2];
   state.pos += match[0].length;
   return true;
 }
@@ -147,12 +149,12 @@ function alignClass(token) {
 function placeInline(token, stack, context) {
   const top = stack[stack.length - 1];
   const single = leaf(token, context);
-  if (single) top.append(single);
-  else if (token.type === "feishu_font" || token.nesting === 1) {
+  if (single !== null) top.append(single);
+  else if (token.type === "card_font" || token.nesting === 1) {
     const node = opening(token);
     top.append(node);
     stack.push(node);
-  } else if (token.type === "feishu_/font" || token.nesting === -1) {
+  } else if (token.type === "card_/font" || token.nesting === -1) {
     if (stack.length > 1) stack.pop();
   } else top.append(token.content);
 }
@@ -165,15 +167,18 @@ function placeInline(token, stack, context) {
 function leaf(token, context) {
   switch (token.type) {
     case "softbreak":
+      return context.glue ? "" : h("br");
     case "hardbreak":
-    case "feishu_br":
+    case "card_br":
       return h("br");
     case "code_inline":
       return h("code", {}, token.content);
     case "image":
       return h("span", { class: "no-image" }, context.t("image", { alt: token.content || "…" }));
-    case "feishu_at":
+    case "card_at":
       return h("span", { class: "at" }, `@${token.content === "all" ? context.t("everyone") : context.names.get(token.content) ?? token.content}`);
+    case "card_a":
+      return h("span", { class: "at" }, `@${token.content}`);
     default:
       return null;
   }
@@ -184,7 +189,7 @@ function leaf(token, context) {
  * @returns {Element}
  */
 function opening(token) {
-  if (token.type === "feishu_font") return h("span", { class: FONT_COLORS.has(token.content) ? `font-${token.content}` : null });
+  if (token.type === "card_font") return h("span", { class: FONT_COLORS.has(token.content) ? `font-${token.content}` : null });
   if (token.type === "link_open") return safeLink(token.attrGet("href") ?? "");
   return h(CONTAINERS.has(token.tag) ? token.tag : "span");
 }

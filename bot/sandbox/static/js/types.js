@@ -17,6 +17,7 @@
  * @property {string} [type]
  * @property {any} [value]
  * @property {boolean} [disabled]
+ * @property {boolean} [glue]  a single line feed joins two lines (DingTalk's cards); elsewhere it is a line break
  * @property {CardElement[]} [elements]  the children of a container that are no buttons
  * @property {CardElement[]} [buttons]  those that are
  *
@@ -61,6 +62,6 @@
  * @property {boolean|string} [tiny_model]
  * @property {string} [real_model_hint]  a command line
  *
- * @typedef {{bot: Bot, users: User[], chats: Chat[], messages: Message[], notes: Notes}} State
+ * @typedef {{platform?: string, bot: Bot, users: User[], chats: Chat[], messages: Message[], notes: Notes}} State
  */
 export {};

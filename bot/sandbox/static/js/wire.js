@@ -43,7 +43,7 @@ export class WirePanel {
   drawDiagram() {
     fill(
       byId("wire-diagram"),
-      h("div", { class: "wire-node is-feishu" }, icon("topic", 20), h("b", { "data-i18n": "feishu" }), h("small", { "data-i18n": "feishuSub" })),
+      h("div", { class: "wire-node is-platform" }, icon("topic", 20), h("b", { "data-i18n": "platform" }), h("small", { "data-i18n": "platformSub" })),
       h("div", { class: "wire-lines" }, lane("in", "webhooks"), lane("out", "apiCalls")),
       h("div", { class: "wire-node is-hearth" }, flame(20), h("b", {}, "Hearth"), h("small", { id: "wire-model" })),
     );

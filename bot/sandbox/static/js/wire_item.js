@@ -82,7 +82,7 @@ function details(trace, i18n) {
  * @returns {string} without the prefix that all calls share, and with long ids cut
  */
 function shortPath(path) {
-  return path.replace(/^\/open-apis/, "").replace(/[\w-]{17,}/g, (id) => `${id.slice(0, 5)}…`);
+  return path.replace(/^\/(open-apis|v1\.0)(?=\/)/, "").replace(/[\w-]{17,}/g, (id) => `${id.slice(0, 5)}…`);
 }
 
 /**

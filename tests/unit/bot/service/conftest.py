@@ -19,16 +19,27 @@ from prometheus_client import CollectorRegistry
 
 from bot.config import parse_config
 from bot.domain.types import (
+    Attachment,
     ChatKind,
     InboundMessage,
     Outcome,
     PartState,
+    Quoted,
     ReplyPart,
     ReplyTarget,
     Sender,
     TurnState,
 )
-from bot.platforms.base import PartLedger, ReplyView, WebhookReply
+from bot.errors import TooLarge
+from bot.platforms.base import (
+    EventSink,
+    Link,
+    MayConnect,
+    PartLedger,
+    ReplyView,
+    WebhookReply,
+    always,
+)
 from bot.service.app import Service
 from bot.service.clock import SystemClock
 from bot.store import Store
@@ -45,6 +56,7 @@ from engine.types import (
     Finished,
     FinishReason,
     ModelInfo,
+    Priority,
     Queued,
     Rendered,
     Role,
@@ -108,7 +120,7 @@ async def settle(rounds: int = 30) -> None:
 
 
 async def eventually(
-    check: Callable[[], Awaitable[bool]] | Callable[[], bool], timeout_s: float = 10.0
+    check: Callable[[], Awaitable[bool]] | Callable[[], bool], timeout_s: float = 40.0
 ) -> None:
     """Wait until something holds; it is an error when it does not within the time."""
     async with asyncio.timeout(timeout_s):
@@ -192,6 +204,11 @@ class RecordingAdapter:
         self.alive: dict[str, str] = {}
         self.n_alive = 0
         self.toasts: list[str] = []
+        self.files: dict[str, Any] = {}
+        self.fetched: list[tuple[str, str]] = []
+        self.quotes: dict[str, Quoted] = {}
+        self.looked_up: list[str] = []
+        self.welcomed: list[str] = []
 
     def shown(self, turn_id: str) -> Shown:
         return self.replies.setdefault(turn_id, Shown(turn_id))
@@ -201,10 +218,18 @@ class RecordingAdapter:
         return [s.final.text for s in self.replies.values() if s.final is not None]
 
     display_name = "Ember"
+    link = Link.NONE
+    listening: MayConnect | None = None
 
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
+
+    async def listen(self, sink: EventSink, may_connect: MayConnect = always) -> None:
+        self.listening = may_connect
+
+    async def hang_up(self) -> None:
+        self.listening = None
 
     def receive(self, request: Any) -> Any:
         raise NotImplementedError
@@ -212,6 +237,10 @@ class RecordingAdapter:
     def button_reply(self, toast: str, *, kind: str = "info") -> WebhookReply:
         self.toasts.append(toast)
         return WebhookReply(200, {"toast": toast, "kind": kind})
+
+    async def welcome(self, target: ReplyTarget, text: str) -> WebhookReply | None:
+        self.welcomed.append(text)
+        return WebhookReply(200, text)
 
     def open_reply(self, target: ReplyTarget, ledger: PartLedger) -> RecordingDriver:
         return RecordingDriver(self, target, ledger)
@@ -224,6 +253,22 @@ class RecordingAdapter:
         token = f"sign-{self.n_alive}"
         self.alive[token] = target.reply_to
         return token
+
+    async def fetch(self, attachment: Attachment, target: ReplyTarget, *, max_bytes: int) -> bytes:
+        """What `files` holds for the attachment's key: bytes, or an error to raise."""
+        self.fetched.append((attachment.remote_key, target.reply_to))
+        found = self.files[attachment.remote_key]
+        if isinstance(found, list):
+            found = found.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        if len(found) > max_bytes:
+            raise TooLarge("too large")
+        return found
+
+    async def look_up(self, quoted: Quoted, target: ReplyTarget) -> Quoted | None:
+        self.looked_up.append(quoted.message_id)
+        return self.quotes.get(quoted.message_id)
 
     async def clear_alive(self, target: ReplyTarget, token: str) -> None:
         assert self.alive.pop(token) == target.reply_to
@@ -254,8 +299,11 @@ class ScriptEngine:
             name="main", path="x", fingerprint=fingerprint, n_ctx_tokens=n_ctx
         )
         self.scripts: list[Script] = []
+        # What summaries and warm-ups get.
+        self.background = Script(words=["Nothing."])
         self.requests: list[EngineRequest] = []
         self.forgotten: list[str] = []
+        self.warmed: list[tuple[str, str, tuple[int, ...]]] = []
         self.with_ids = True
         self._cancelled: dict[str, asyncio.Event] = {}
 
@@ -272,7 +320,8 @@ class ScriptEngine:
         if request_id in self._cancelled:
             self._cancelled[request_id].set()
 
-    async def warm(self, cache_key: str, scope: str, tokens: Sequence[int]) -> None: ...
+    async def warm(self, cache_key: str, scope: str, tokens: Sequence[int]) -> None:
+        self.warmed.append((cache_key, scope, tuple(tokens)))
 
     async def forget(self, cache_key: str) -> None:
         self.forgotten.append(cache_key)
@@ -290,7 +339,10 @@ class ScriptEngine:
 
     async def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
         self.requests.append(request)
-        script = self.scripts.pop(0) if self.scripts else Script()
+        if request.priority >= Priority.BACKGROUND:
+            script = self.background
+        else:
+            script = self.scripts.pop(0) if self.scripts else Script()
         cancelled = self._cancelled[request.id] = asyncio.Event()
         try:
             if script.place:
@@ -414,6 +466,7 @@ CONFIG: dict[str, Any] = {
     "models": {"main": {"backend": "fake", "n_ctx": 4096}},
     "chat": {"language": "en", "show_date": False, "max_new_tokens": 64},
     "access": {"per_user_per_minute": 0},
+    "summarizer": {"enabled": False},
     "bots": {
         "feishu": {
             "platform": "feishu",
@@ -444,9 +497,12 @@ class World:
         self.config = make_config()
         self.adapter = RecordingAdapter()
         self.engine: Any = ScriptEngine()
+        self.more_engines: dict[str, Any] = {}
         self.registry = CollectorRegistry()
         self.store: Any = None
         self.service: Any = None
+        # What the watch of the machine has seen; nothing yet.
+        self.machine: Any = types.SimpleNamespace(latest=None, alarms=())
 
     async def open(self) -> World:
         self.store = Store(self.url)
@@ -460,16 +516,20 @@ class World:
             self.config,
             self.store,
             {self.adapter.name: self.adapter},
-            {"main": self.engine},
+            {"main": self.engine, **self.more_engines},
             self.clock,
             self.registry,
+            self.machine,
         )
         await self.service.start()
 
     def kill(self) -> None:
         """As kill -9 would: no task gets to do anything more."""
         dispatcher = self.service.dispatcher
-        for task in [*dispatcher._loops, *dispatcher._tasks.values()]:
+        summarizer = self.service.summarizer
+        self.service.timers._scheduler.shutdown(wait=False)
+        index = [self.service.recall_index._task]
+        for task in [*summarizer._tasks, *index, *dispatcher._loops, *dispatcher._tasks.values()]:
             task.cancel()
         dispatcher._tasks.clear()
 

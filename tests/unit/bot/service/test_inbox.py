@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -11,6 +12,7 @@ from bot.domain.types import (
     Attachment,
     BotAdded,
     ButtonPressed,
+    ChatEntered,
     ChatKind,
     MessageRecalled,
     Outcome,
@@ -21,6 +23,7 @@ from bot.domain.types import (
     Unreadable,
 )
 from bot.errors import StoreError
+from bot.service.clock import SystemClock
 
 GROUP = {"chat_kind": ChatKind.GROUP, "mentions_bot": True, "chat_id": "group"}
 
@@ -40,6 +43,33 @@ async def test_the_event_is_on_disk_when_accept_returns(world):
     turn = await world.turn(said)
     assert turn.question == "hi"
     await world.settled(said)
+
+
+@pytest.mark.parametrize(
+    ("access", "expected"),
+    [
+        ({"allow": ["feishu:bob"]}, "may not use this bot yet"),
+        ({"per_user_per_minute": 1}, "Hello there"),
+    ],
+)
+async def test_what_could_not_be_stored_costs_nothing_and_is_told_when_it_comes_again(
+    world, tools, access, expected
+):
+    _configure(world, tools, access=access)
+    real = world.store.accept
+
+    async def full(acceptance):
+        raise StoreError("the disk is full")
+
+    world.store.accept = full
+    said = tools.message("hi")
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            await world.service.inbox.accept("feishu", world.adapter, (said,))
+    world.store.accept = real
+    await world.service.inbox.accept("feishu", world.adapter, (said,))
+    await tools.eventually(lambda: len(world.adapter.finals) == 1)
+    assert expected in world.adapter.finals[0]
 
 
 async def test_what_cannot_be_stored_is_not_acknowledged(world, tools):
@@ -96,6 +126,22 @@ async def test_other_bots_are_not_answered(world):
     assert await world.turn(said) is None
 
 
+async def test_who_opens_the_chat_is_greeted_once_if_he_may(world, tools):
+    def entered(event_id, user="ann"):
+        return ChatEntered("app", event_id, event_id, Sender(user), ReplyTarget("app", user, event_id))  # fmt: skip
+
+    async def take(event):
+        return await world.service.inbox.accept("feishu", world.adapter, (event,))
+
+    assert "I am Ember" in (await take(entered("e1"))).body
+    assert await take(entered("e1")) is None
+    _configure(world, tools, access={"deny": ["feishu:bob"]})
+    assert await take(entered("e2", "bob")) is None
+    _configure(world, tools, chat={"greeting": False})
+    assert await take(entered("e3")) is None
+    assert len(world.adapter.welcomed) == 1
+
+
 async def test_a_denied_person_gets_nothing_and_costs_nothing(world, tools):
     """Cases B16: no API call at all."""
     _configure(world, tools, access={"deny": ["feishu:ann"]})
@@ -134,6 +180,31 @@ async def test_over_the_rate_one_notice_and_admins_are_exempt(world, tools):
     assert await world.turn(said[4]) is None
 
 
+async def test_over_the_day_s_questions_it_says_so_until_midnight(world, tools):
+    access = {"per_user_per_day": 2, "per_user_per_minute": 0, "admins": ["feishu:root"]}
+    _configure(world, tools, access=access)
+    for n in range(2):
+        assert await world.answer(await world.say(f"q{n}")) == "Hello there"
+    assert await world.answer(await world.say("q3")) == "Your 2 questions of today are used up; please ask again after midnight."  # fmt: skip
+    assert "feishu:ann" in await world.answer(await world.say("/whoami")), "commands are free"
+    assert await world.answer(await world.say("q", sender=Sender("bob"))) == "Hello there"
+    for n in range(3):
+        assert await world.answer(await world.say(f"q{n}", sender=Sender("root"))) == "Hello there"
+    # A restart changes nothing; the next day does.
+    await world.service.close(1.0)
+    await world.start()
+    assert "used up" in await world.answer(await world.say("q4"))
+    object.__setattr__(world.service._context, "clock", Tomorrow())
+    assert await world.answer(await world.say("q5")) == "Hello there"
+
+
+class Tomorrow(SystemClock):
+    """The real clock, a day later."""
+
+    def now(self):
+        return super().now() + timedelta(days=1)
+
+
 async def test_a_duplicate_does_not_use_up_the_rate(world, tools):
     _configure(world, tools, access={"per_user_per_minute": 2})
     said = await world.say("q")
@@ -147,7 +218,7 @@ async def test_a_duplicate_does_not_use_up_the_rate(world, tools):
     [
         ("", {}, "/help"),
         ("　", {}, "/help"),
-        ("", {"attachments": (Attachment("image"),)}, "only read text"),
+        ("", {"attachments": (Attachment("image"),)}, "text and documents"),
         ("/xyz", {}, "no command /xyz"),
         ("x" * 101, {}, "101 characters, limit 100"),
     ],
@@ -243,6 +314,82 @@ async def test_a_recall_after_the_answer_takes_it_out_of_later_prompts(world, to
     await world.service.inbox.accept("feishu", world.adapter, (recall, recall))
     await world.final(await world.say("which number?"))
     assert "4711" not in tools.text_of(world.engine.requests[1])
+
+
+def _recall(world, said):
+    event = MessageRecalled("app", f"r-{said.message_id}", "r", said.message_id, said.chat_id)
+    return world.service.inbox.accept("feishu", world.adapter, (event,))
+
+
+async def _merged(world, tools, *texts):
+    """Messages that wait as one question behind another one, and what lets it begin."""
+    hold = asyncio.Event()
+    world.engine.scripts = [tools.Script(["Wait"], hold=hold)]
+    await world.say("busy")
+    await tools.eventually(lambda: bool(world.engine.requests))
+    said = [await world.say(text) for text in texts]
+    assert (await world.turn(said[-1])).question == "\n".join(texts)
+    return said, hold
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+async def test_of_messages_that_wait_as_one_question_only_the_recalled_one_goes(world, tools, n):
+    texts = ["first\nline", "second", "third"]
+    said, hold = await _merged(world, tools, *texts)
+    await _recall(world, said[n])
+    await _recall(world, said[n])
+    hold.set()
+    kept = [one for m, one in enumerate(said) if m != n]
+    assert (await world.final(kept[0])).outcome is Outcome.COMPLETE
+    turn = await world.turn(kept[0])
+    assert turn.question == "\n".join(one.text for one in kept)
+    assert turn.target.reply_to == kept[-1].message_id
+    assert len(world.engine.requests) == 2
+    assert texts[n] not in tools.text_of(world.engine.requests[1])
+
+
+@pytest.mark.parametrize("n", [0, 1])
+async def test_a_begun_answer_begins_anew_without_the_recalled_message(world, tools, n):
+    said, hold = await _merged(world, tools, "my number is 4711", "what is 5 x 5?")
+    world.engine.scripts = [
+        tools.Script(["One", " two"], hold=asyncio.Event()),
+        tools.Script(["25"]),
+    ]
+    hold.set()
+    await tools.eventually(
+        lambda: len(world.engine.requests) == 2 and len(world.adapter.replies) == 2
+    )
+    old = await world.turn(said[0])
+    await _recall(world, said[n])
+    await _recall(world, said[n])
+    other = said[1 - n]
+    assert (await world.final(other)).text == "25"
+    new = await world.turn(other)
+    assert (new.question, new.target.reply_to) == (other.text, other.message_id)
+    await tools.eventually(lambda: world.adapter.shown(old.id).final is not None)
+    assert world.adapter.shown(old.id).final.outcome is Outcome.SILENT
+    assert len(world.engine.requests) == 3
+    assert said[n].text not in tools.text_of(world.engine.requests[2])
+
+
+async def test_recalled_one_after_the_other_they_are_silent(world, tools):
+    said, hold = await _merged(world, tools, "one", "two")
+    await _recall(world, said[1])
+    await _recall(world, said[0])
+    hold.set()
+    assert (await world.settled(said[0])).state is TurnState.CANCELLED
+    assert len(world.engine.requests) == 1
+
+
+async def test_what_is_asked_again_is_silenced_by_its_question(world, tools):
+    said = await world.say("x")
+    await world.final(said)
+    world.engine.scripts = [tools.Script(["Once", " more"], hold=asyncio.Event())]
+    await world.say("/retry")
+    await tools.eventually(lambda: len(world.engine.requests) == 2)
+    await _recall(world, said)
+    assert (await world.settled(said)).state is TurnState.CANCELLED
+    assert len(world.engine.requests) == 2
 
 
 async def test_the_bot_greets_once(world, tools):

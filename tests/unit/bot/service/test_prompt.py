@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -15,6 +16,7 @@ from bot.domain.prompt import (
     conversation_fingerprint,
     cut_middle,
     date_note,
+    least_tokens,
     next_canonical,
     reserve_tokens,
     speaker_name,
@@ -24,8 +26,8 @@ from bot.domain.prompt import (
 )
 from bot.domain.records import PastTurn
 from bot.domain.types import Attachment, Outcome, Sender
-from bot.service.prompting import PromptBuilder, PromptInput
-from engine.types import ModelInfo
+from bot.service.prompting import PromptBuilder, PromptInput, messages_of
+from engine.types import ChatMessage, ModelInfo, Role
 
 TEXT = st.text(
     alphabet=st.sampled_from("ab 你好世界，。🙂\n{}<|im_end|>"), min_size=0, max_size=120
@@ -39,9 +41,11 @@ class Renderer:
         self._render = render
         self._options = {"with_ids": with_ids, "thinking_open": thinking_open}
         self.n_renders = 0
+        self.n_messages = []
 
     async def render(self, messages, *, add_generation_prompt=True):
         self.n_renders += 1
+        self.n_messages.append(len(messages))
         return self._render(messages, **self._options)
 
 
@@ -88,6 +92,7 @@ class Talk:
                 Outcome.COMPLETE,
                 tuple(answer_ids),
                 "fp",
+                n_question=built.plan.n_question,
             )
         )
         return built
@@ -193,6 +198,66 @@ def test_no_more_renderings_than_needed(tools_render):
     for n in range(20):
         talk.ask(f"q{n}")
     assert talk.engine.n_renders == 20
+
+
+def test_an_ordinary_turn_renders_no_more_than_the_last_one(tools_render):
+    talk = Talk(tools_render, 4096)
+    for n in range(60):
+        talk.ask(f"q{n}")
+    assert talk.engine.n_messages[2:] == [4] * 58, "system, the last question and answer, the new question"  # fmt: skip
+    whole = tools_render(
+        (
+            ChatMessage(role=Role.SYSTEM, content=talk.system),
+            *messages_of(talk.past[:-1], "fp"),
+            ChatMessage(role=Role.USER, content="q59"),
+        )
+    )
+    assert talk.plans[-1].tokens == whole.token_ids
+    assert talk.plans[-1].boundaries[1::2] == whole.starts[1::2]
+
+
+@given(
+    st.lists(st.tuples(TEXT, st.lists(st.integers(0, 255), max_size=60)), min_size=1, max_size=60),
+    st.integers(256, 1200),
+    st.sets(st.integers(0, 59), max_size=10),
+)
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_stored_counts_change_no_prompt(tools_render, turns, n_ctx, unknown):
+    """A history without a list, as after /forget last or with another model: the same turns, found without rendering all."""
+    talk = Talk(tools_render, 100_000)
+    for question, ids in turns:
+        talk.ask(question, ids, answer="x" * max(1, len(ids)))
+    counted = [
+        replace(turn, n_question=0, fingerprint="other", answer_token_ids=())
+        if n in unknown
+        else turn
+        for n, turn in enumerate(talk.past)
+    ]
+    plain = [replace(turn, n_question=0) for turn in counted]
+    assert least_tokens(counted, "fp") >= least_tokens(plain, "fp")
+    info = replace_info(talk.info, n_ctx)
+    built = []
+    for past in (counted, plain):
+        wanted = PromptInput("Be kind.", past, "And now?", 99, "x", None, 64, "[cut]")
+        builder = PromptBuilder(Renderer(tools_render), info)
+        built.append(asyncio.run(builder.build(wanted)).plan)
+    assert built[0] == built[1]
+
+
+def replace_info(info, n_ctx):
+    return ModelInfo(name=info.name, path="", fingerprint=info.fingerprint, n_ctx_tokens=n_ctx)
+
+
+def test_a_history_far_over_the_window_is_not_rendered_whole(tools_render):
+    talk = Talk(tools_render, 100_000)
+    for n in range(200):
+        talk.ask(f"question number {n}")
+    talk.canonical = None
+    talk.info = replace_info(talk.info, 1024)
+    talk.engine.n_messages.clear()
+    plan = talk.ask("And now?").plan
+    assert 0 < 200 - plan.first_turn_no < 30
+    assert max(talk.engine.n_messages) < 60
 
 
 def test_the_reserve():

@@ -194,6 +194,17 @@ async def test_the_final_view_is_insisted_on(stage):
     assert await stage.task is Delivery.DELIVERED
 
 
+async def test_after_a_long_storm_the_next_try_is_not_far(stage):
+    stage.adapter.errors = [RetryLater("down")] * 1000
+    stage.grow("a")
+    stage.end()
+    await stage.clock.advance(600)
+    assert stage.final is None
+    stage.adapter.errors.clear()
+    await stage.clock.advance(15)
+    assert stage.final.text == "a"
+
+
 async def test_a_platform_that_stays_down_is_given_up_in_the_end(stage):
     stage.adapter.errors = [RetryLater("down")] * 1000
     stage.grow("a")

@@ -71,6 +71,11 @@ async def test_thinking_is_not_in_later_prompts(world, tools):
     await world.final(await world.say("two"))
     first, second = world.engine.requests
     assert second.prompt_tokens[len(first.prompt_tokens) :][:2] == (1002, 300)
+    # What the engine holds behind the question is not what comes next: it is computed anew before anybody waits for it.
+    key, scope, tokens = world.engine.warmed[0]
+    assert (key, scope) == (first.cache_key, first.scope)
+    assert second.prompt_tokens[: len(tokens)] == tokens == (*first.prompt_tokens, 1002)
+    assert len(world.engine.warmed) == 1
 
 
 async def test_an_answer_of_thoughts_only_ends_with_a_sentence(world, tools):

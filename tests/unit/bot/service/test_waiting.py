@@ -1,12 +1,23 @@
-"""What a waiting person reads: the place in line, the reading, the loading; and the slots behind it."""
+"""What a waiting person reads: the place in line, the reading, the loading; and how long and with how many one may wait."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from bot.domain.types import Sender
-from bot.service.slots import Slots
-from engine.types import Delta, Finished, FinishReason, Progress, Queued, Started, Usage
+from bot.domain.types import Outcome, Sender, TurnState
+from engine.types import (
+    Delta,
+    Failed,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Priority,
+    Progress,
+    Queued,
+    Started,
+    Usage,
+)
 
 
 class Played:
@@ -50,6 +61,7 @@ async def _play(world, tools, *events):
 
 async def _pass(world, tools, seconds, expected):
     """Let time pass, then wait for what is shown (the database needs real time for it)."""
+    await asyncio.sleep(0.05)  # whoever waits for the time has to wait before it passes
     await world.clock.advance(seconds)
     await tools.eventually(lambda: _statuses(world) == expected)
     await tools.settle()
@@ -130,6 +142,8 @@ async def test_a_loading_model_is_said(tmp_path, tools, fake_clock):
     await world.open()
     said = await world.say("x")
     await asked.wait()
+    # The claim's look, the lease's, and the status that is to be shown.
+    await tools.eventually(lambda: len(world.clock._sleepers) == 3)
     await _pass(world, tools, 0.9, [])
     await _pass(world, tools, 0.2, ["The model is loading, one moment…"])
     loaded.set()
@@ -137,59 +151,123 @@ async def test_a_loading_model_is_said(tmp_path, tools, fake_clock):
     await world.close()
 
 
-async def test_slots_are_taken_in_order_and_tell_places():
-    slots = Slots(1)
-    slots.engine_waiting = 4
-    places = {"b": [], "c": []}
-    order = []
-
-    async def use(name):
-        async with slots.take(places.get(name, []).append):
-            order.append(name)
-            await asyncio.sleep(0)
-
-    async with slots.take(lambda _: None):
-        tasks = [asyncio.create_task(use(name)) for name in "bc"]
-        await asyncio.sleep(0)
-        assert places == {"b": [5], "c": [6]}
-        assert slots.n_waiting == 2
-    await asyncio.gather(*tasks)
-    assert order == ["b", "c"]
-    assert places["c"] == [6, 5]
-
-
-async def test_a_waiter_that_leaves_moves_the_others_up():
-    slots = Slots(1)
-    places = []
-    async with slots.take(lambda _: None):
-        one = asyncio.create_task(slots._acquire(lambda _: None))
-        two = asyncio.create_task(slots._acquire(places.append))
-        await asyncio.sleep(0)
-        one.cancel()
-        await asyncio.gather(one, return_exceptions=True)
-        assert places == [2, 1]
-    await two
-    slots._release()
-    async with asyncio.timeout(1), slots.take(lambda _: None):
-        pass
-
-
-async def test_a_slot_given_to_a_cancelled_waiter_is_not_lost():
-    slots = Slots(1)
-    await slots._acquire(lambda _: None)
-    waiter = asyncio.create_task(slots._acquire(lambda _: None))
-    await asyncio.sleep(0)
-    slots._release()
-    waiter.cancel()
-    await asyncio.gather(waiter, return_exceptions=True)
-    async with asyncio.timeout(1), slots.take(lambda _: None):
-        pass
-
-
-async def test_people_behind_the_limit_are_answered_too(world, tools, monkeypatch):
+async def test_the_place_on_the_screen_counts_both_lines(tmp_path, tools, fake_clock):
+    world = await _world(tmp_path, tools, fake_clock)
     slots = world.service._context.slots["main"]
-    slots._free = 1
+    with contextlib.ExitStack() as others:
+        while slots.n_inside < slots._limit:
+            held = others.enter_context(slots.enter(f"o{slots.n_inside}", 10, lambda _: None))
+        slots.queued(held, 21)  # 21 because of API requests in the engine's line
+        said = await world.say("x")
+        await tools.eventually(lambda: slots.n_waiting == 1)
+        await _pass(world, tools, 1.1, ["You are 22nd in line…"])
+    world.engine.play(
+        Started(request_id="r", cached_tokens=0),
+        Delta(request_id="r", token_ids=(1,), text="Hi"),
+        Finished(request_id="r", reason=FinishReason.STOP, usage=Usage(), n_answer=1),
+    )
+    assert await world.answer(said) == "Hi"
+    assert slots.n_inside == 0
+    await world.close()
+
+
+async def test_people_behind_the_limit_are_answered_too(world, tools):
+    slots = world.service._context.slots["main"]
+    slots._limit = 1
     said = [await world.say(f"q{n}", chat_id=f"c{n}", sender=Sender(f"u{n}")) for n in range(5)]
     for one in said:
         assert await world.answer(one) == "Hello there"
-    assert slots._free == 1
+    assert (slots.n_inside, slots.n_waiting) == (0, 0)
+
+
+# -- limits of waiting -------------------------------------------------------------------------------------------------
+
+
+def _configure(world, tools, **sections):
+    world.service.reload(tools.make_config(**sections))
+
+
+async def test_who_waited_too_long_before_the_engine_gets_one_sentence(tmp_path, tools, fake_clock):
+    world = await _world(tmp_path, tools, fake_clock)
+    _configure(world, tools, chat={"max_wait_s": 60})
+    slots = world.service._context.slots["main"]
+    with contextlib.ExitStack() as others:
+        for n in range(slots._limit):
+            others.enter_context(slots.enter(f"o{n}", 10, lambda _: None))
+        said = await world.say("x")
+        await tools.eventually(lambda: slots.n_waiting == 1)
+        await world.clock.advance(59)
+        assert slots.n_waiting == 1
+        await world.clock.advance(2)
+        final = await world.final(said)
+    assert final.outcome is Outcome.FAILED
+    assert "did not come in time" in final.notice
+    assert world.engine.requests == []
+    await world.close()
+
+
+async def test_who_waited_too_long_inside_the_engine_gets_the_same_sentence(world, tools):
+    _configure(world, tools, chat={"max_wait_s": 60})
+    late = Failed(request_id="r", code=FailureCode.DEADLINE, retryable=False)
+    world.engine.scripts.append(tools.Script(fail_after=0, failure=late))
+    final = await world.final(await world.say("x"))
+    assert "did not come in time" in final.notice
+    assert 0 < world.engine.requests[0].deadline_s <= 60
+
+
+async def test_without_a_limit_a_question_waits_for_ever(world, tools):
+    _configure(world, tools, chat={"max_wait_s": 0})
+    await world.answer(await world.say("x"))
+    assert world.engine.requests[0].deadline_s == 0
+
+
+async def test_an_answer_that_has_begun_goes_on_first_and_has_no_deadline(world, tools):
+    world.engine.scripts.append(tools.Script(fail_after=1))
+    assert await world.answer(await world.say("x")) == "Hello there"
+    first, again = world.engine.requests
+    assert (first.priority, again.priority) == (Priority.PERSON, Priority.ADMIN)
+    assert first.deadline_s > 0
+    assert again.deadline_s == 0
+
+
+async def test_a_full_line_and_a_persons_full_share_are_said(world, tools):
+    slots = world.service._context.slots["main"]
+    slots._max_waiting, slots._max_waiting_per_person = 4, 2
+    hold = asyncio.Event()
+    world.engine.scripts += [tools.Script(words=(), hold=hold) for _ in range(8)]
+    people = "aaaabbcccddd"  # four run; the fifth and later ones wait
+    said = []
+    for n, who in enumerate(people):
+        said.append(await world.say(f"q{n}", chat_id=f"c{n}", sender=Sender(who)))
+        await tools.eventually(
+            lambda done=n + 1: len(world.engine.requests) + _n_ended(world) >= done
+        )
+        if n == 3:
+            for slot in list(slots._inside.values()):
+                slots.started(slot)
+    notices = [(await world.final(one)).notice for one in said[8:]]
+    assert "2 questions of yours are waiting already" in notices[0]
+    assert all("too many questions are waiting" in notice for notice in notices[1:])
+    hold.set()
+    for one in said[:8]:
+        await world.settled(one)
+    await world.settled(await world.say("later"))
+
+
+def _n_ended(world):
+    return sum(shown.final is not None for shown in world.adapter.replies.values())
+
+
+async def test_one_person_cannot_queue_without_end_in_one_chat(tmp_path, tools, fake_clock):
+    world = await _world(tmp_path, tools, fake_clock)
+    models = {"main": {"backend": "fake", "max_waiting_per_person": 2}}
+    _configure(world, tools, chat={"while_busy": "queue"}, models=models)
+    await world.say("running")
+    await tools.eventually(lambda: world.service.dispatcher.n_held == 1)
+    waiting = [await world.say("q1"), await world.say("q2")]
+    refused = await world.say("q3")
+    assert "2 questions of yours" in (await world.final(refused)).text
+    assert [(await world.turn(one)).state for one in waiting] == [TurnState.QUEUED] * 2
+    other = await world.say("q4", sender=Sender("bob", "Bob"))
+    assert (await world.turn(other)).question == "q4"
+    await world.close()

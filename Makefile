@@ -38,7 +38,7 @@ chat: setup ## the same conversation in this terminal
 	@$(BIN)/hearth chat $(ARGS)
 
 test: setup ## all tests but the long proofs (under 12 minutes on 2 cores)
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m tests -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup ## lint, format, types, import rules
 	@$(BIN)/ruff check .

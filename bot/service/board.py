@@ -13,7 +13,7 @@ class StopReason(StrEnum):
 
     CANCELLED = "cancelled"  # a person stopped it: keep what was said
     SILENT = "silent"  # its question was taken back: say nothing more
-    RELEASED = "released"  # this process stops: the next one goes on
+    RELEASED = "released"  # this process stops or leads the bot no longer: another one goes on
     GONE = "gone"  # there is nobody to show it to
 
 

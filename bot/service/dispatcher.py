@@ -90,6 +90,7 @@ class Dispatcher:
     async def _claim_loop(self) -> None:
         while True:
             self._context.work.clear()
+            self._give_back()
             try:
                 await self._claim()
             except HearthError as error:
@@ -111,6 +112,14 @@ class Dispatcher:
                     self._begin(turn)
             if len(turns) < limit or len(self._tasks) >= MAX_HELD:
                 return
+
+    def _give_back(self) -> None:
+        """Release the turns of bots that another process answers for: it goes on where this one stopped."""
+        away = self._elsewhere()
+        for active in self._context.board.all():
+            if active.turn.session.app_id in away and not active.released.is_set():
+                log.info("turn_given_back", turn_id=active.turn.id)
+                active.stop(StopReason.RELEASED)
 
     def _begin(self, turn: Turn) -> None:
         active = self._context.board.add(turn)

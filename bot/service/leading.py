@@ -70,7 +70,7 @@ class Leading:
         terms: Terms | None = None,
         clock_s: Callable[[], float] = _boot_s,
     ) -> None:
-        """`owner` names this process; `on_change` is called when this process begins to lead a bot."""
+        """`owner` names this process; `on_change` is called when this process begins to lead a bot or leads it no longer."""
         self._store = store
         self._owner = owner
         self._on_change = on_change
@@ -138,6 +138,7 @@ class Leading:
                 log.exception("leader_fault", bot=seat.adapter.name)
             if seat.leads:
                 seat.leads, seat.since = False, datetime.now(UTC)
+                self._on_change()
                 await seat.adapter.hang_up()
             await asyncio.sleep(self._terms.ask_s)
 

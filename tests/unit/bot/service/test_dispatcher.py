@@ -95,6 +95,26 @@ async def test_a_half_shown_answer_goes_on_after_a_crash(world, tools):
     assert world.adapter.shown((await world.turn(said)).id).n_finishes == 1
 
 
+async def test_turns_go_back_when_another_process_leads_their_bot(world, tools):
+    """The lead can be lost while a process is stopped: it wakes up with turns whose connection is another one's."""
+    dispatcher, away = world.service.dispatcher, set()
+    dispatcher._elsewhere = lambda: frozenset(away)
+    words = ["One", " two", " three"]
+    world.engine.scripts = [tools.Script(words, hold=asyncio.Event()), tools.Script(words)]
+    said = await world.say("count")
+    await tools.eventually(lambda: any(s.views for s in world.adapter.replies.values()))
+    away.add(said.app_id)
+    dispatcher.wake()
+    await tools.eventually(lambda: dispatcher.n_held == 0)
+    assert (await world.turn(said)).state is TurnState.QUEUED
+    assert len(_open_cards(world)) == 1
+    away.clear()
+    dispatcher.wake()
+    assert (await world.final(said)).text == "One two three"
+    assert world.engine.requests[1].generated_tokens == (1000,)
+    assert world.adapter.shown((await world.turn(said)).id).n_finishes == 1
+
+
 async def test_a_crash_between_the_model_and_the_platform_only_delivers(world, tools):
     """Cases A11."""
     world.adapter.errors = [RetryLater("down", after_s=60)] * 50

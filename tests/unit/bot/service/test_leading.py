@@ -201,6 +201,7 @@ async def test_a_lost_lease_ends_the_connection(stand: Stand) -> None:
     stand.table.rows["connection:recording:app"] = ("another", now + 0.3)
     await eventually(lambda: stand.live == [])
     assert stand.leaders["a"].elsewhere() == {"app"}
+    assert stand.woken == ["a", "a"], "its turns go back at once"
     await stand.until_led_by("a")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -97,18 +98,22 @@ class CoreKit:
         self.core.submit(request)
         return request
 
-    def step(self, n_steps: int = 1) -> None:
+    def step(self, n_steps: int = 1) -> bool:
+        """Whether the last step did anything."""
+        busy = False
         for _ in range(n_steps):
             before = len(self.events)
-            self.core.step()
+            busy = self.core.step()
             self.check_step(self.events[before:])
+        return busy
 
     def run(self, max_steps: int = 5000) -> None:
-        """Step until nothing is left to do."""
+        """Step until nothing is left to do; a step that waits for the disk's thread lets it run, as the worker does."""
         for _ in range(max_steps):
             if not self.core.has_work:
                 break
-            self.step()
+            if not self.step():
+                time.sleep(0.004)
         assert not self.core.has_work, "the core never came to an end"
         self.check_end()
 

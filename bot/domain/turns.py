@@ -1,4 +1,4 @@
-"""The life of a turn as pure functions: allowed steps, what a claimed turn still needs, what its outcome makes of it."""
+"""The life of a turn as pure functions: what ends it, what a claimed turn still needs, what its outcome makes of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from enum import StrEnum
 
 from bot.domain.types import Lane, Outcome, ReplyPart, Snapshot, Turn, TurnKind, TurnState
 
-_STEPS = {
-    TurnState.QUEUED: {TurnState.RUNNING, TurnState.CANCELLED},
-    TurnState.RUNNING: {
-        TurnState.QUEUED,
-        TurnState.DONE,
-        TurnState.FAILED,
-        TurnState.CANCELLED,
-    },
-}
+_OPEN = frozenset({TurnState.QUEUED, TurnState.RUNNING})
 _STATE_OF = {
     Outcome.COMPLETE: TurnState.DONE,
     Outcome.LENGTH: TurnState.DONE,
@@ -34,14 +26,9 @@ class Work(StrEnum):
     GENERATE = "generate"  # ask the model, from the start or from the stored ids
 
 
-def may_step(before: TurnState, after: TurnState) -> bool:
-    """Whether the state machine allows a step. Terminal states are left by none; RUNNING → QUEUED is recovery's."""
-    return after in _STEPS.get(before, set())
-
-
 def is_terminal(state: TurnState) -> bool:
     """Nothing follows."""
-    return state not in _STEPS
+    return state not in _OPEN
 
 
 def state_of(outcome: Outcome) -> TurnState:

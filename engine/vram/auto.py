@@ -42,7 +42,7 @@ from engine.vram.ledger import (
 )
 from engine.vram.planning import load, possible
 from engine.vram.settings import context_settings, usable_cores
-from engine.vram.tuned import measured_here, with_sizes_of
+from engine.vram.tuned import measured_near
 
 _GROUPS: Final = {
     "weights": WEIGHTS,
@@ -160,15 +160,11 @@ def _settle(
     model: Model, wish: EngineConfig, devices: tuple[Device, Device | None], notes: list[str]
 ) -> Choice | NothingFits:
     """What `hearth tune` measured for the sizes that were asked for, else for those that fit; else what fits by the account."""
-    measured = measured_here(wish, model.head.path, *devices)
+    found = choose(model, wish, *devices, wish.sacrifice)
+    smaller = found if isinstance(found, Choice) and found.given_up else None
+    measured = measured_near(wish, smaller.config if smaller else None, model.head.path, *devices)
     if measured.config is not None:
         return _as_measured(model, measured.config, devices, measured.note)
-    found = choose(model, wish, *devices, wish.sacrifice)
-    if isinstance(found, Choice) and found.given_up:
-        fitting = with_sizes_of(wish, found.config)
-        measured = measured_here(fitting, model.head.path, *devices)
-        if measured.config is not None:
-            return _as_measured(model, measured.config, devices, measured.note)
     if measured.note:
         notes.append(measured.note)
     return found

@@ -18,7 +18,7 @@ from engine.vram.ladders import LAYERS_NAME
 from engine.vram.ledger import COMPUTE, KV, LOGITS, STATE, Ledger, Model, model_of
 from engine.vram.probe import DryRun, ProbeFailed, build_devices, dry_run
 from engine.vram.shapes import Shape, fills_blocks, read_shape
-from engine.vram.tuned import Found, measured_here, with_sizes_of
+from engine.vram.tuned import Found, measured_near
 from engine.vram.workers import worker_devices
 
 
@@ -179,11 +179,8 @@ def measured(plan: Plan) -> Found:
     account = plan.ledger.card
     devices = plan.ledger.ram.device, account.device if account else None
     wish = possible(plan.config, plan.model.shape)
-    found = measured_here(wish, plan.path, *devices)
-    if found.run is None and isinstance(plan.result, Choice) and plan.result.given_up:
-        fitting = measured_here(with_sizes_of(wish, plan.result.config), plan.path, *devices)
-        return fitting if fitting.run is not None else found
-    return found
+    smaller = plan.result if isinstance(plan.result, Choice) and plan.result.given_up else None
+    return measured_near(wish, smaller.config if smaller else None, plan.path, *devices)
 
 
 def exact(plan: Plan) -> Ledger:

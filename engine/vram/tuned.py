@@ -161,15 +161,32 @@ def load_tuned(
     return Found(None, None, next(filter(None, notes), ""))
 
 
-def measured_here(config: EngineConfig, model: Path, ram: Device, card: Device | None) -> Found:
-    """`load_tuned` for this build and these devices of this machine, within what they have room for. Raises EngineConfigError
-    for a file that is no whole model."""
+def _measured_here(config: EngineConfig, model: Path, ram: Device, card: Device | None) -> Found:
     room = {device.name: device.capacity for device in (ram, card) if device is not None}
     whose = identity(fingerprint(model), [card.name] if card else [])
     return load_tuned(config, model, whose, room)
 
 
-def with_sizes_of(config: EngineConfig, other: EngineConfig) -> EngineConfig:
+def measured_near(
+    config: EngineConfig,
+    smaller: EngineConfig | None,
+    model: Path,
+    ram: Device,
+    card: Device | None,
+) -> Found:
+    """`load_tuned` for what was asked, else for the sizes of `smaller` (what fits instead; None = all of it fits).
+
+    On this build and these devices of this machine, within what they have room for. Raises EngineConfigError for a file that
+    is no whole model.
+    """
+    found = _measured_here(config, model, ram, card)
+    if found.run is not None or smaller is None:
+        return found
+    fitting = _measured_here(_with_sizes_of(config, smaller), model, ram, card)
+    return fitting if fitting.run is not None else found
+
+
+def _with_sizes_of(config: EngineConfig, other: EngineConfig) -> EngineConfig:
     """The settings with another's sizes, which may be smaller than asked for: runs of the tuner are told apart by them."""
     return replace(config, **{field: getattr(other, field) for field in _SIZES})
 

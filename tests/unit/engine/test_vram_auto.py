@@ -222,17 +222,20 @@ def test_measured_settings_go_before_computed_ones(
 ) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    def measured(wish: EngineConfig, path: Path, memory: Device, card: Device | None) -> Found:
+    def measured(
+        wish: EngineConfig, smaller: None, path: Path, memory: Device, card: Device | None
+    ) -> Found:
+        assert smaller is None, "all of it fits"
         seen.append((wish.n_ctx, path, memory.capacity, card))
         return Found(with_fields(wish, n_ubatch=128, n_threads=7), None, "as measured")
 
-    monkeypatch.setattr(auto, "measured_here", measured)
+    monkeypatch.setattr(auto, "measured_near", measured)
     plan = plan_start(config(model))
     assert (plan.config.n_ubatch, plan.config.n_threads) == (128, 7)
     assert plan.why == "as measured"
     assert plan.ledger.settings.n_ubatch == 128
     assert seen == [(4096, model, plan.ledger.ram.device.capacity, None)]
-    monkeypatch.setattr(auto, "measured_here", lambda *_: Found(None, None, "of another build"))
+    monkeypatch.setattr(auto, "measured_near", lambda *_: Found(None, None, "of another build"))
     assert "of another build" in plan_start(config(model)).sentence
 
 

@@ -6,6 +6,7 @@ than its own new tokens except right after the history was cut in one block.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -30,6 +31,8 @@ from tests.support.stand import Stand
 SHARE = float(os.environ.get("PROVE_SHARE", "1"))
 N_CTX = 1024
 RESERVE = 48
+# Much less than a person takes.
+READING_S = 2.0
 FILLER = ROOT.parent / "shared" / "cases" / "filler.jsonl"
 STRANGE = (
     "请用一句话介绍一下光合作用，越简单越好。",
@@ -71,10 +74,12 @@ async def talk(
     n_ctx: int = N_CTX,
     restarts: int = 0,
     compressed: bool = True,
+    pause_s: float = 0.0,
     series: str = "",
 ) -> Figures:
     """One talk. With `restarts`, the service is killed that many times on the way. `series`: keep its prompts' sizes for the
-    chart under this name; `compressed`: whether old turns become summaries or are cut off in blocks."""
+    chart under this name; `compressed`: whether old turns become summaries or are cut off in blocks; `pause_s`: how long the
+    person reads an answer before asking again."""
     with tempfile.TemporaryDirectory() as folder:
         stand = Stand(
             Path(folder),
@@ -93,6 +98,7 @@ async def talk(
             for number, text in enumerate(questions(n_turns), 1):
                 asked = await stand.sandbox.say(chat, user, text)
                 await stand.settled(asked, timeout_s=60)
+                await asyncio.sleep(pause_s)
                 if number in kill_after:
                     await stand.restart()
             turns = stand.events("generated")
@@ -150,11 +156,14 @@ def _chart() -> list[str]:
 
 def build() -> Suite:
     """The suite."""
-    long, short = round(500 * SHARE), round(100 * SHARE)
+    long, some, short = round(500 * SHARE), round(200 * SHARE), round(100 * SHARE)
     items = {
-        f"{long} turns, window 1024": lambda: talk(long, series="compressed"),
-        f"{long} turns, window 1024, no compression": lambda: talk(
-            long, compressed=False, series="cut"
+        f"{long} turns, window 1024, {READING_S:g} s to read each answer": lambda: talk(
+            long, pause_s=READING_S, series="paused"
+        ),
+        f"{some} turns, window 1024, no pauses": lambda: talk(some, series="compressed"),
+        f"{some} turns, window 1024, no compression": lambda: talk(
+            some, compressed=False, series="cut"
         ),
         f"{short} turns, window 512": lambda: talk(short, n_ctx=512),
         "60 turns, 3 kills": lambda: talk(60, restarts=3),

@@ -1,9 +1,13 @@
-"""The child's way up: frames from any thread, written by one thread of its own.
+"""The child's way up: frames from any thread, written by the core's own thread between two steps or by a thread of its own.
 
 Owns what has been reported but not yet written. Must not block whoever reports: a parent that reads slowly must never
 stall decoding. Events of one request that wait melt together (`engine.link.mailbox.merge`), so the backlog is bounded.
-More text of replies that have begun is written at most every `PAUSE_S`, which nobody sees: every write wakes two threads and
-the bot, and on a CPU somebody's decode stands still meanwhile. Everything else, a reply's first text too, is written at once.
+
+Every write wakes the bot, and a thread that is woken for it takes the interpreter and a core from the next decode. So the
+core's thread writes by itself what the socket takes at once (`flush`); the writer thread is there for the other threads, and
+for a parent that does not read. More text of replies that have begun is written at most every `PAUSE_S`, which nobody sees; everything
+else, a reply's first text too, as soon as it is reported.
+
 One thing is worth a moment's wait (`tell`): that a request is about to be computed. Were the child to die over it with
 that unsaid, nobody would know what it died of.
 """
@@ -21,11 +25,11 @@ from engine.types import Delta, Failed, Finished, Started
 
 _BATCH_BYTES = 256 * 1024
 _STARTED_WAIT_S = 0.05
-PAUSE_S = 0.025
+PAUSE_S = 0.05
 
 
 class Outbox:
-    """Frames waiting for the socket. Any thread may `put`; the writer thread alone takes and writes.
+    """Frames waiting for the socket. Any thread may `put`; `note`, `tell` and `flush` are the core's thread's.
 
     A cell holds one frame; `_newest` finds the newest waiting cell of a request, the only one that may still grow, and
     likewise that of the beats, of which only the last counts.
@@ -38,6 +42,8 @@ class Outbox:
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
         self._drained = threading.Condition(lock)
+        # The end of a write that the socket did not take: it goes first, by the writer thread.
+        self._rest = b""
         self._writing = False
         self._closing = False
         self._urgent = False
@@ -51,29 +57,43 @@ class Outbox:
         self._thread.start()
 
     def put(self, frame: wire.Report) -> None:
-        """Report something; returns at once."""
-        key = _growing_key(frame)
+        """Report something from any thread; returns at once."""
         with self._changed:
-            cell = self._newest.get(key) if key else None
-            melted = _melt(cell[0], frame) if cell else None
-            if cell is not None and melted is not None:
-                cell[0] = melted
-                return
             first = not self._cells
-            cell = [frame]
-            self._cells.append(cell)
-            if key:
-                self._newest[key] = cell
-            self._urgent = self._urgent or not self._can_wait(frame)
-            if first or self._urgent:  # else the writer is in its pause, which ends by itself
-                self._changed.notify()
+            if self._add(frame) and (first or self._urgent):
+                self._changed.notify()  # else the writer is in its pause, which ends by itself
+
+    def note(self, frame: wire.Report) -> None:
+        """Report something that the next `flush` may write."""
+        with self._changed:
+            self._add(frame)
 
     def tell(self, event: wire.Event) -> None:
-        """Report an event of the core; a start is written before this returns, unless the parent does not read."""
-        self.put(event)
+        """`note` for an event of the core; a start is written before this returns, unless the parent does not read."""
+        self.note(event)
         if isinstance(event, Started):
+            self.flush()
             with self._changed:
-                self._drained.wait_for(lambda: not (self._cells or self._writing), _STARTED_WAIT_S)
+                self._drained.wait_for(lambda: not self._is_busy, _STARTED_WAIT_S)
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Write what is due, as far as the socket takes it; never waits. `everything`: also text that could wait."""
+        with self._changed:
+            if not self._cells or not (everything or self._urgent or self._pause_s() <= 0):
+                return
+            if self._writing or self._rest:
+                self._changed.notify()
+                return
+            batch = b"".join(wire.encode(frame) for frame in self._take_cells())
+            try:
+                n_sent = self._sock.send(batch, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                n_sent = 0
+            except OSError:
+                return  # the parent is gone; the reader thread sees that too and ends the process
+            self._rest = batch[n_sent:]
+            if self._rest:
+                self._changed.notify()
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s`."""
@@ -88,22 +108,48 @@ class Outbox:
         with self._changed:
             return len(self._cells)
 
-    def _take(self) -> list[wire.Report]:
-        """All waiting frames; waits for the first. Empty only when closing."""
+    @property
+    def _is_due(self) -> bool:
+        may_write = self._urgent or self._pause_s() <= 0
+        return bool(self._rest) or (bool(self._cells) and may_write)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._cells or self._rest or self._writing)
+
+    def _add(self, frame: wire.Report) -> bool:
+        """Whether it takes a cell of its own."""
+        key = _growing_key(frame)
+        cell = self._newest.get(key) if key else None
+        melted = _melt(cell[0], frame) if cell else None
+        if cell is not None and melted is not None:
+            cell[0] = melted
+            return False
+        cell = [frame]
+        self._cells.append(cell)
+        if key:
+            self._newest[key] = cell
+        self._urgent = self._urgent or not self._can_wait(frame)
+        return True
+
+    def _take_cells(self) -> list[wire.Report]:
+        self._written_at = time.monotonic()
+        self._urgent = False
+        frames = [cell[0] for cell in self._cells]
+        self._cells.clear()
+        self._newest.clear()
+        return frames
+
+    def _take(self) -> tuple[bytes, list[wire.Report]]:
+        """What is left of a write, and all waiting frames; waits for either. Both empty only when closing."""
         with self._changed:
             self._writing = False
             self._drained.notify_all()
-            while not self._cells and not self._closing:
-                self._changed.wait()
-            while not self._urgent and not self._closing and (wait_s := self._pause_s()) > 0:
-                self._changed.wait(wait_s)
-            self._written_at = time.monotonic()
-            self._urgent = False
+            while not (self._is_due or self._closing):
+                self._changed.wait(max(0.0, self._pause_s()) if self._cells else None)
+            rest, self._rest = self._rest, b""
             self._writing = True
-            frames = [cell[0] for cell in self._cells]
-            self._cells.clear()
-            self._newest.clear()
-            return frames
+            return rest, self._take_cells()
 
     def _can_wait(self, frame: wire.Report) -> bool:
         if isinstance(frame, Finished | Failed):
@@ -119,7 +165,9 @@ class Outbox:
 
     def _write(self) -> None:
         try:
-            while frames := self._take():
+            while any(waiting := self._take()):
+                rest, frames = waiting
+                self._sock.sendall(rest)
                 batch = bytearray()
                 for frame in frames:
                     batch += wire.encode(frame)

@@ -1,7 +1,7 @@
 """The engine child: `python -m engine.link.worker --fd N --parent PID`, started by `engine.link.process`.
 
 Owns the model, through `Core`, on the main thread. Three more threads: `reader` sorts incoming frames, `text`
-counts and renders, `writer` sends. Knows nothing of chats or people and imports nothing of the bot.
+counts and renders, `writer` sends what the main thread does not send itself. Knows nothing of chats or people and imports nothing of the bot.
 
 It never outlives its parent: the kernel kills it when the parent dies (PR_SET_PDEATHSIG), and it exits on the end of
 the socket. SIGINT and SIGTERM are ignored, as both reach the whole process group (Ctrl-C, systemd): the parent decides,
@@ -83,13 +83,13 @@ class Loop:
         self,
         core: Core,
         commands: queue.SimpleQueue[LoopCommand],
-        report: Callable[[wire.Report], None],
+        outbox: Outbox,
         keep_in_ram: Callable[[int], None],
     ) -> None:
         self._core = core
         self._keep_in_ram = keep_in_ram
         self._commands = commands
-        self._report = report
+        self._outbox = outbox
         self._working = False
         self._n_steps = 0
         self._longest_step_s = 0.0
@@ -101,11 +101,15 @@ class Loop:
         while self._drain(wait_s):
             if not self._core.has_work:
                 self._set_working(working=False)
+                self._outbox.flush(everything=True)
                 wait_s = None
                 continue
             self._set_working(working=True)
-            # A step that could do nothing (all wait for memory or a deadline) is not repeated at once.
-            wait_s = 0.0 if self._step() else _BLOCKED_WAIT_S
+            self._outbox.flush()
+            wait_s = 0.0
+            if not self._step():  # all wait for memory or a deadline: not repeated at once
+                self._outbox.flush(everything=True)
+                wait_s = _BLOCKED_WAIT_S
 
     def _drain(self, wait_s: float | None) -> bool:
         """Apply every waiting command; wait for the first `wait_s` (None = as long as it takes). False = shut down."""
@@ -128,11 +132,11 @@ class Loop:
                 self._core.warm(key, scope, tokens)
             case wire.Forget(cache_key=key):
                 gone = wire.Forgotten(cache_key=key)
-                self._core.forget(key, lambda: self._report(gone))
+                self._core.forget(key, lambda: self._outbox.put(gone))
             case wire.KeepInRam(n_bytes=n_bytes):
                 self._keep_in_ram(n_bytes)
             case wire.AskStats(seq=seq):
-                self._report(wire.StatsAnswer(seq=seq, stats=self._core.stats()))
+                self._outbox.note(wire.StatsAnswer(seq=seq, stats=self._core.stats()))
             case Wake():
                 pass
             case wire.Hello():
@@ -157,7 +161,7 @@ class Loop:
 
     def _beat(self, now: float) -> None:
         self._last_beat = now
-        self._report(
+        self._outbox.note(
             wire.Beat(
                 working=self._working,
                 n_steps=self._n_steps,
@@ -292,7 +296,7 @@ def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Out
     desk.start()
     reader.desk = desk
     outbox.put(wire.Ready(version=wire.WIRE_VERSION, info=backend.info()))
-    Loop(core, commands, outbox.put, functools.partial(_keep_in_ram, tiers)).run()
+    Loop(core, commands, outbox, functools.partial(_keep_in_ram, tiers)).run()
     core.close()
     backend.close()
     return EXIT_OK

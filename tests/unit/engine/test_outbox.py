@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from engine.link import wire
-from engine.link.outbox import Outbox
+from engine.link.outbox import PAUSE_S, Outbox
 from engine.types import Delta, Finished, FinishReason, Started, Usage
 
 
@@ -126,3 +127,93 @@ def test_a_start_does_not_wait_for_ever_for_a_parent_that_sleeps(
     outbox.tell(Started(request_id="r", cached_tokens=0))
     outbox.put(finished("r"))
     assert Started(request_id="r", cached_tokens=0) in read_until_finished(theirs, 1)
+
+
+def received(sock: socket.socket) -> list[wire.Report]:
+    """What has been written by now."""
+    return [wire.decode_report(payload) for payload in wire.FrameBuffer().feed(sock.recv(1 << 20))]
+
+
+def text_of(request_id: str, token: int) -> Delta:
+    return Delta(request_id=request_id, token_ids=(token,), text="x")
+
+
+def test_the_cores_thread_writes_by_itself_what_is_due(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """No writer thread runs here."""
+    ours, theirs = ends
+    theirs.setblocking(False)
+    outbox = Outbox(ours)
+    outbox.tell(text_of("r", 1))
+    outbox.flush()
+    assert received(theirs) == [text_of("r", 1)], "a reply's first text goes at once"
+    outbox.tell(text_of("r", 2))
+    outbox.tell(text_of("r", 3))
+    outbox.flush()
+    with pytest.raises(BlockingIOError):
+        theirs.recv(1)
+    outbox.flush(everything=True)
+    (melted,) = received(theirs)
+    assert isinstance(melted, Delta)
+    assert melted.token_ids == (2, 3)
+    time.sleep(PAUSE_S)
+    outbox.tell(text_of("r", 4))
+    outbox.flush()
+    assert received(theirs) == [text_of("r", 4)], "the pause is over"
+    outbox.tell(finished("r"))
+    outbox.flush()
+    assert received(theirs) == [finished("r")]
+
+
+def test_two_threads_write_one_stream(ends: tuple[socket.socket, socket.socket]) -> None:
+    """Whole frames in the order of each thread, though the parent takes little at a time and the writer sleeps in between."""
+    ours, theirs = ends
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    outbox = Outbox(ours)
+    outbox.start()
+    n_each = 3_000
+
+    def core() -> None:
+        for token in range(n_each):
+            outbox.tell(text_of("core", token))
+            outbox.flush(everything=token % 3 == 0)
+        outbox.tell(finished("core"))
+        outbox.flush(everything=True)
+
+    def other() -> None:
+        for token in range(n_each):
+            outbox.put(text_of("other", token))
+            if token % 100 == 0:
+                time.sleep(0.001)
+        outbox.put(finished("other"))
+
+    threads = [threading.Thread(target=core), threading.Thread(target=other)]
+    for thread in threads:
+        thread.start()
+    seen = read_until_finished(theirs, 2)
+    for thread in threads:
+        thread.join()
+    for name in ("core", "other"):
+        mine = [r for r in seen if isinstance(r, Delta) and r.request_id == name]
+        assert [token for delta in mine for token in delta.token_ids] == list(range(n_each))
+    outbox.close(2.0)
+    assert not outbox._thread.is_alive()
+
+
+def test_what_the_core_wrote_in_the_writers_pause_does_not_end_the_writer(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    outbox = Outbox(ours)
+    outbox.start()
+    for token in range(20):
+        outbox.put(text_of("r", token))
+        outbox.flush(everything=True)
+        time.sleep(PAUSE_S / 20)
+    time.sleep(PAUSE_S)
+    assert outbox._thread.is_alive()
+    outbox.put(finished("r"))
+    seen = read_until_finished(theirs, 1)
+    assert [t for r in seen if isinstance(r, Delta) for t in r.token_ids] == list(range(20))
+    outbox.close(2.0)

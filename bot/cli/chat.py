@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from bot.app import Hearth, state_folder
+from bot.cli import tinymodel
 from bot.cli.main import with_engine
 from bot.cli.report import print_plan
 from bot.config import AccessConfig, Config, parse_config
@@ -86,7 +87,11 @@ async def _configured(config: Config | None, engine: str) -> AsyncIterator[Confi
     with contextlib.ExitStack() as stack:
         if config is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hearth-chat-")))
-            config = parse_config({"chat": {"language": "en", "show_date": False}}, folder)
+            data = {
+                "models": {"demo": tinymodel.MODEL},
+                "chat": {"language": "en", **tinymodel.CHAT},
+            }
+            config = parse_config(data, folder)
         database = SecretStr(f"sqlite:///{state_folder(config) / 'terminal.db'}")
         config = config.model_copy(
             update={

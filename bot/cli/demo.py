@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bot.app import Hearth
+from bot.cli import tinymodel
 from bot.cli.main import with_engine
 from bot.cli.playing import Play, choose_play
 from bot.cli.report import print_plan, refuse_errors
@@ -76,15 +77,16 @@ def demo_config(
     options: DemoOptions, folder: Path, play: Play, api_base: str, port: int = 0
 ) -> Config:
     """A complete config for the demo: one bot whose platform is the sandbox."""
+    tiny = options.model == "demo"
     data: dict[str, Any] = {
         "server": {"port": port},
         "log": {"level": "warning"},
         "storage": {"url": "sqlite:///demo.db"},
-        "models": {"demo" if options.model == "demo" else "local": {"path": options.model}},
+        "models": {"demo": tinymodel.MODEL} if tiny else {"local": {"path": options.model}},
         "chat": {
             "language": demo_language(options.language),
-            "show_date": options.model != "demo",
             "max_new_tokens": 400,
+            **(tinymodel.CHAT if tiny else {}),
         },
         "access": {"per_user_per_minute": 60},
         "bots": {options.bot_name: play.table(api_base)},

@@ -11,12 +11,13 @@ from bot.sandbox.dingtalk.config import (
     SandboxConfig,
     Template,
 )
-from bot.sandbox.dingtalk.judge import Violation, visible_text
+from bot.sandbox.dingtalk.judge import visible_text
 from bot.sandbox.dingtalk.people import SentMessage
 from bot.sandbox.dingtalk.sandbox import DingTalkSandbox
 from bot.sandbox.dingtalk.world import Chat, Message, User
 from bot.sandbox.faults import Fault, Faults
 from bot.sandbox.records import Attempt, Call, Push
+from bot.sandbox.violations import Violation
 
 __all__ = [
     "ALL_SCOPES",

@@ -1,19 +1,18 @@
 """Carries pushes to the bot: signed HTTP or the Stream gateway, waits for the acknowledgement, tries again on the ladder.
 
-Owns the HTTP session and the retry tasks; ends them at close (dingtalk.md §1.3, §2.3).
+The ladders are those of dingtalk.md §1.3 and §2.3.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
 
 from bot.sandbox.dingtalk import events
 from bot.sandbox.dingtalk.sign import robot_sign
+from bot.sandbox.postman import Postman
 from bot.sandbox.records import Attempt, Push
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from bot.sandbox.records import Records
 
 Json = dict[str, Any]
-_CONNECT_S = 2.0
-_REPLY_BYTES = 256 * 1024
 
 
 class Courier:
@@ -38,25 +35,17 @@ class Courier:
         self._records = records
         self._gateway = gateway
         self._judge = judge
-        self._session: aiohttp.ClientSession | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._postman = Postman(config.clock)
         self.url = ""
         self.repeat = 0
 
     async def start(self) -> None:
         """Open the session."""
-        connector = aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        await self._postman.start()
 
     async def close(self) -> None:
         """Cancel the retries, close the session."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._postman.close()
 
     def signed_headers(self) -> dict[str, str]:
         """`timestamp` and `sign`; the body is not part of it."""
@@ -83,7 +72,7 @@ class Courier:
         for _ in range(self.repeat):
             await self._attempt(push, headers)
         if retry and not attempt.ok and (attempt.error != "no connection" or self._keeps()):
-            self._later(self._ladder(push, headers), push.event_id)
+            self._try_later(push, headers)
         return push
 
     async def event(
@@ -94,16 +83,14 @@ class Courier:
         self._records.add_push(push)
         attempt = await self._attempt(push, {})
         if retry and not attempt.ok:
-            self._later(self._ladder(push, {}), event_id)
+            self._try_later(push, {})
         return push
 
     def _keeps(self) -> bool:
         return self._config.stream_deaf == "retry"
 
-    def _later(self, work: Any, name: str) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work, name=f"redeliver {name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _try_later(self, push: Push, headers: dict[str, str]) -> None:
+        self._postman.later(self._ladder(push, headers), f"redeliver {push.event_id}")
 
     async def _ladder(self, push: Push, headers: dict[str, str]) -> None:
         for wait_s in self._config.redelivery_s:
@@ -134,22 +121,5 @@ class Courier:
     async def post(
         self, url: str, body: bytes, headers: dict[str, str], deadline_s: float
     ) -> Attempt:
-        """One POST: no redirects, 2 s to connect, the whole answer within the deadline."""
-        if self._session is None:
-            raise RuntimeError("the sandbox is not started: await sandbox.start() first")
-        at, begin = self._config.clock(), time.perf_counter()
-        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=_CONNECT_S)
-        status, error, text = 0, "", b""
-        try:
-            async with self._session.post(
-                url, data=body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                text = await response.content.read(_REPLY_BYTES)
-                status = response.status
-        except TimeoutError:
-            error = "timeout"
-        except aiohttp.ClientConnectorError:
-            error = "connect"
-        except aiohttp.ClientError:
-            error = "closed"
-        return Attempt(at, status, (time.perf_counter() - begin) * 1000, error, text)
+        """One POST, the whole answer within the deadline."""
+        return await self._postman.request("POST", url, deadline_s, body, headers)

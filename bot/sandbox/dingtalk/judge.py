@@ -6,10 +6,10 @@ when the list is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bot.sandbox.dingtalk.markdown import message_text
+from bot.sandbox.violations import Violation, Violations
 
 if TYPE_CHECKING:
     from bot.sandbox.dingtalk.card import Card
@@ -17,38 +17,19 @@ if TYPE_CHECKING:
     from bot.sandbox.dingtalk.world import Chat, Message, User, World
 
 MARKDOWN_KINDS = frozenset({"markdown", "actionCard"})
-_COMPARE_CHARS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One fault of the bot: which rule, and about what."""
-
-    at: float
-    rule: str
-    detail: str
-
-
-class Judge:
+class Judge(Violations):
     """Owner of the violations."""
 
     def __init__(self, config: SandboxConfig, world: World) -> None:
+        super().__init__(config.clock)
         self._config = config
         self._world = world
-        self._noted: list[Violation] = []
-
-    def note(self, rule: str, detail: str) -> None:
-        """Something happened that a strict platform would frown on; noted once for the same detail."""
-        if all(known.rule != rule or known.detail != detail for known in self._noted):
-            self._noted.append(Violation(self._config.clock(), rule, detail))
-
-    def clear(self) -> None:
-        """Forget what was noted so far."""
-        self._noted.clear()
 
     def all(self) -> list[Violation]:
         """What was noted, and what is wrong with the state as it is now."""
-        return [*self._noted, *self._cards(), *self._two_answers()]
+        return [*self.noted, *self._cards(), *self._two_answers()]
 
     def may_mention(self, any_id: str, chat: Chat) -> bool:
         """Whoever asked in this chat, and the ids of the config: the model's words must not ping anybody else."""
@@ -82,16 +63,15 @@ class Judge:
             self.mentioned(list(shown.mentions), message.chat, where)
 
     def _cards(self) -> list[Violation]:
-        now = self._config.clock()
         found = []
         for card in self._world.cards.values():
             if not card.messages or all(message.recalled for message in card.messages):
                 continue
             where = f"card {card.track_id}"
             if card.growing:
-                found.append(Violation(now, "left_growing", f"{where}: {card.shown_state}"))
+                found.append(self.found("left_growing", f"{where}: {card.shown_state}"))
             elif card.shown_state == "finished" and card.kept_source != card.source:
-                found.append(Violation(now, "final_text_not_kept", where))
+                found.append(self.found("final_text_not_kept", where))
         return found
 
     def _two_answers(self) -> list[Violation]:
@@ -103,16 +83,7 @@ class Judge:
             if message.card is not None and message.card.shown_state != "finished":
                 continue
             answers.setdefault(message.answers, []).append(visible_text(message).strip())
-        return [
-            Violation(self._config.clock(), "two_answers", f"question {question}")
-            for question, texts in answers.items()
-            if any(_same_start(a, b) for i, a in enumerate(texts) for b in texts[:i])
-        ]
-
-
-def _same_start(a: str, b: str) -> bool:
-    size = min(len(a), len(b), _COMPARE_CHARS)
-    return size > 0 and a[:size] == b[:size]
+        return self.two_answers(answers)
 
 
 def visible_text(message: Message) -> str:

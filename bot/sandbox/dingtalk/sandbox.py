@@ -16,7 +16,7 @@ from bot.sandbox.dingtalk.clicks import Clicks, PressResult
 from bot.sandbox.dingtalk.config import SandboxConfig
 from bot.sandbox.dingtalk.courier import Courier
 from bot.sandbox.dingtalk.gateway import Gateway
-from bot.sandbox.dingtalk.judge import Judge, Violation
+from bot.sandbox.dingtalk.judge import Judge
 from bot.sandbox.dingtalk.limits import RateLimits
 from bot.sandbox.dingtalk.page import DingTalkPage
 from bot.sandbox.dingtalk.people import People, SayOptions, SentMessage
@@ -27,6 +27,7 @@ from bot.sandbox.dingtalk.world import Chat, Message, StoredFile, User, World
 from bot.sandbox.faults import Faults
 from bot.sandbox.page import Page
 from bot.sandbox.records import Attempt, Call, Push, Records
+from bot.sandbox.violations import Violation
 
 if TYPE_CHECKING:
     from bot.sandbox.page import Json

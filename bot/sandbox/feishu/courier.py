@@ -1,19 +1,15 @@
-"""Carries events to the bot: encrypts, signs, posts, waits 3 s, tries again on the ladder (feishu.md §1.2, §2).
-
-Owns the HTTP session and the retry tasks; ends them at close.
-"""
+"""Carries events to the bot: encrypts, signs, posts, waits 3 s, tries again on the ladder (feishu.md §1.2, §2)."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
 
 from bot.sandbox.feishu import crypto, events
+from bot.sandbox.postman import Postman
 from bot.sandbox.records import Attempt, Push
 
 if TYPE_CHECKING:
@@ -21,10 +17,6 @@ if TYPE_CHECKING:
     from bot.sandbox.feishu.config import SandboxConfig
     from bot.sandbox.feishu.gateway import Gateway
     from bot.sandbox.records import Records
-
-_CONNECT_S = 2.0
-_REPLY_BYTES = 256 * 1024
-
 
 # An address that stands for "whatever long connection is open".
 LONG_CONNECTION = "long-connection:"
@@ -37,25 +29,17 @@ class Courier:
         self._config = config
         self._gateway = gateway
         self._records = records
-        self._session: aiohttp.ClientSession | None = None
-        self._retries: set[asyncio.Task[None]] = set()
+        self._postman = Postman(config.clock)
         self.event_url = ""
         self.callback_url = ""
 
     async def start(self) -> None:
         """Open the session."""
-        connector = aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        await self._postman.start()
 
     async def close(self) -> None:
         """Cancel the retries, close the session."""
-        for task in self._retries:
-            task.cancel()
-        await asyncio.gather(*self._retries, return_exceptions=True)
-        self._retries.clear()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._postman.close()
 
     def seal(self, payload: Json) -> bytes:
         """The raw body: {"encrypt": …} when there is an Encrypt Key, else the plain event, as on a long connection."""
@@ -98,11 +82,7 @@ class Courier:
         attempt = await self.post(url, body, headers)
         self._records.add_attempt(push, attempt)
         if retry and not attempt.ok and self._config.redelivery_s:
-            task = asyncio.create_task(
-                self._ladder(push, url, headers), name=f"redeliver {push.event_id}"
-            )
-            self._retries.add(task)
-            task.add_done_callback(self._retries.discard)
+            self._postman.later(self._ladder(push, url, headers), f"redeliver {push.event_id}")
         return push
 
     async def _ladder(self, push: Push, url: str, headers: dict[str, str]) -> None:
@@ -121,25 +101,8 @@ class Courier:
         """One POST as Feishu does it: no redirects, 2 s to connect, the whole answer within the deadline."""
         if url == LONG_CONNECTION:
             return await self._gateway.deliver(body, deadline_s or self._config.deadline_s)
-        if self._session is None:
-            raise RuntimeError("the sandbox is not started: await sandbox.start() first")
-        at, begin = self._config.clock(), time.perf_counter()
-        limit = deadline_s if deadline_s is not None else self._config.deadline_s
-        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT_S)
-        status, error, text = 0, "", b""
-        try:
-            async with self._session.post(
-                url, data=body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                text = await response.content.read(_REPLY_BYTES)
-                status = response.status
-        except TimeoutError:
-            error = "timeout"
-        except aiohttp.ClientConnectorError:
-            error = "connect"
-        except aiohttp.ClientError:
-            error = "closed"
-        return Attempt(at, status, (time.perf_counter() - begin) * 1000, error, text)
+        limit_s = deadline_s if deadline_s is not None else self._config.deadline_s
+        return await self._postman.request("POST", url, limit_s, body, headers)
 
 
 def decode_reply(text: bytes) -> Any:

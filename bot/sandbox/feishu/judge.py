@@ -5,48 +5,28 @@ Some are noted when they happen; `left_streaming` and `two_answers` are judged w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bot.sandbox.feishu import markdown
+from bot.sandbox.violations import Violation, Violations
 
 if TYPE_CHECKING:
     from bot.sandbox.feishu.card import Card
     from bot.sandbox.feishu.config import SandboxConfig
     from bot.sandbox.feishu.world import Message, World
 
-_COMPARE_CHARS = 40
 
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One fault of the bot: which rule, and about what."""
-
-    at: float
-    rule: str
-    detail: str
-
-
-class Judge:
+class Judge(Violations):
     """Owner of the violations."""
 
     def __init__(self, config: SandboxConfig, world: World) -> None:
+        super().__init__(config.clock)
         self._config = config
         self._world = world
-        self._noted: list[Violation] = []
-
-    def note(self, rule: str, detail: str) -> None:
-        """Something happened that a strict platform would frown on; noted once for the same detail."""
-        if all(known.rule != rule or known.detail != detail for known in self._noted):
-            self._noted.append(Violation(self._config.clock(), rule, detail))
-
-    def clear(self) -> None:
-        """Forget what was noted so far."""
-        self._noted.clear()
 
     def all(self) -> list[Violation]:
         """What was noted, and what is wrong with the state as it is now."""
-        return [*self._noted, *self._left_streaming(), *self._two_answers()]
+        return [*self.noted, *self._left_streaming(), *self._two_answers()]
 
     def look_at_text(self, text: str, where: str) -> None:
         """Mentions in a text of the bot that nobody allowed: the model's words must not ping people (feishu.md §5.6)."""
@@ -76,37 +56,19 @@ class Judge:
             card.expire_streaming(now, self._config.limits.streaming_s)
             if card.message is None or card.message.recalled:
                 continue
+            where = f"card {card.id} message {card.message.id}"
             if card.streaming:
-                found.append(
-                    Violation(now, "left_streaming", f"card {card.id} message {card.message.id}")
-                )
+                found.append(self.found("left_streaming", where))
             elif card.timed_out:
-                found.append(
-                    Violation(
-                        now, "streaming_timed_out", f"card {card.id} message {card.message.id}"
-                    )
-                )
+                found.append(self.found("streaming_timed_out", where))
         return found
 
     def _two_answers(self) -> list[Violation]:
-        found = []
-        answers: dict[str, list[Message]] = {}
+        answers: dict[str, list[str]] = {}
         for message in self._world.messages.values():
             if message.answers and not message.recalled:
-                answers.setdefault(message.answers, []).append(message)
-        for question_id, messages in answers.items():
-            texts = [visible_text(message).strip() for message in messages]
-            for i, first in enumerate(texts):
-                if any(_same_start(first, other) for other in texts[:i]):
-                    found.append(
-                        Violation(self._config.clock(), "two_answers", f"question {question_id}")
-                    )
-        return found
-
-
-def _same_start(a: str, b: str) -> bool:
-    size = min(len(a), len(b), _COMPARE_CHARS)
-    return size > 0 and a[:size] == b[:size]
+                answers.setdefault(message.answers, []).append(visible_text(message).strip())
+        return self.two_answers(answers)
 
 
 def visible_text(message: Message) -> str:

@@ -19,7 +19,7 @@ from bot.sandbox.feishu.config import SandboxConfig
 from bot.sandbox.feishu.courier import LONG_CONNECTION, Courier, decode_reply
 from bot.sandbox.feishu.files import Files
 from bot.sandbox.feishu.gateway import Gateway
-from bot.sandbox.feishu.judge import Judge, Violation, visible_text
+from bot.sandbox.feishu.judge import Judge, visible_text
 from bot.sandbox.feishu.limits import RateLimits
 from bot.sandbox.feishu.messages import Messages, Rulebook
 from bot.sandbox.feishu.page import FeishuPage
@@ -29,6 +29,7 @@ from bot.sandbox.feishu.tokens import Tokens
 from bot.sandbox.feishu.world import Chat, Message, StoredFile, User, World
 from bot.sandbox.page import Page
 from bot.sandbox.records import Attempt, Call, Push, Records
+from bot.sandbox.violations import Violation
 
 if TYPE_CHECKING:
     from bot.sandbox.feishu.cardschema import Json

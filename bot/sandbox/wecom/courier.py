@@ -1,19 +1,15 @@
-"""Carries sealed callbacks to the bot's URL: one POST with a deadline, more attempts after a failure, copies on demand.
-
-Owns the HTTP session and the tasks of later attempts; ends them at close.
-"""
+"""Carries sealed callbacks to the bot's URL: one POST with a deadline, more attempts after a failure, copies on demand."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import aiohttp
 from yarl import URL
 
+from bot.sandbox.postman import Postman
 from bot.sandbox.records import Attempt, Push
 
 if TYPE_CHECKING:
@@ -22,8 +18,8 @@ if TYPE_CHECKING:
     from bot.sandbox.wecom.config import WeComConfig
     from bot.sandbox.wecom.judge import Judge
 
-_CONNECT_S = 2.0
-_REPLY_BYTES = 32 * 1024 * 1024
+# What ten images take.
+_REPLY_BYTES = 4 * 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +49,17 @@ class Courier:
         self._records = records
         self._faults = faults
         self._judge = judge
-        self._session: aiohttp.ClientSession | None = None
-        self._later: set[asyncio.Task[None]] = set()
+        self._postman = Postman(config.clock, _REPLY_BYTES)
         self.event_url = ""
         self.copies = 1
 
     async def start(self) -> None:
         """Open the session."""
-        connector = aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        await self._postman.start()
 
     async def close(self) -> None:
         """Cancel what is still to be tried, close the session."""
-        for task in self._later:
-            task.cancel()
-        await asyncio.gather(*self._later, return_exceptions=True)
-        self._later.clear()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._postman.close()
 
     async def push(self, push: Push, letter: Letter, on_reply: OnReply) -> Push:
         """Deliver: returns after the first attempt (and its copies); a failure is tried again in the background.
@@ -85,11 +73,8 @@ class Courier:
         copies = 1 if letter.topic == "callback.poll" else self.copies
         await asyncio.gather(*(self._attempt(push, letter, on_reply) for _ in range(copies)))
         if not push.acked and letter.tries > 1 and self._tried_again(push.attempts[-1]):
-            task = asyncio.create_task(
-                self._ladder(push, letter, on_reply), name=f"redeliver {push.event_id}"
-            )
-            self._later.add(task)
-            task.add_done_callback(self._later.discard)
+            ladder = self._ladder(push, letter, on_reply)
+            self._postman.later(ladder, f"redeliver {push.event_id}")
         return push
 
     def _tried_again(self, attempt: Attempt) -> bool:
@@ -129,45 +114,11 @@ class Courier:
     async def post(
         self, body: bytes, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> Attempt:
-        """One POST: no redirects, the whole answer within the deadline."""
-        return await self._request("POST", URL(self.event_url).with_query(dict(query)), self._config.deadline_s,
-                                   body, headers)  # fmt: skip
+        """One POST, the whole answer within the deadline."""
+        url = URL(self.event_url).with_query(dict(query))
+        return await self._postman.request("POST", url, self._config.deadline_s, body, headers)
 
     async def check(self, raw_query: str) -> Attempt:
         """The console's GET, with the query exactly as given."""
         url = URL(f"{self.event_url}?{raw_query}", encoded=True)
-        return await self._request("GET", url, self._config.url_check_s, None, {})
-
-    async def _request(
-        self, method: str, url: URL, limit_s: float, body: bytes | None, headers: Mapping[str, str]
-    ) -> Attempt:
-        if self._session is None:
-            raise RuntimeError("the sandbox is not started: await sandbox.start() first")
-        at, begin = self._config.clock(), time.perf_counter()
-        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
-        status, error, text = 0, "", b""
-        try:
-            async with self._session.request(
-                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                text = await _read(response)
-                status = response.status
-        except TimeoutError:
-            error = "timeout"
-        except aiohttp.ClientConnectorError:
-            error = "connect"
-        except aiohttp.ClientError:
-            error = "closed"
-        return Attempt(at, status, (time.perf_counter() - begin) * 1000, error, text)
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, at most what ten images take."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.content.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > _REPLY_BYTES * 4:
-            break
-    return b"".join(parts)
+        return await self._postman.request("GET", url, self._config.url_check_s)

@@ -14,6 +14,7 @@ from bot.sandbox.clock import dated
 from bot.sandbox.faults import Faults
 from bot.sandbox.page import Page
 from bot.sandbox.records import Attempt, Call, Push, Records
+from bot.sandbox.violations import Violation
 from bot.sandbox.wecom.api import MAX_BODY_BYTES, Api, Parts
 from bot.sandbox.wecom.app_door import AppDoor
 from bot.sandbox.wecom.callback import CallbackDoor
@@ -25,7 +26,7 @@ from bot.sandbox.wecom.courier import Courier
 from bot.sandbox.wecom.doors import Doors
 from bot.sandbox.wecom.exchanges import Exchanges
 from bot.sandbox.wecom.gateway import Desk, Gateway
-from bot.sandbox.wecom.judge import Judge, Violation, visible_text
+from bot.sandbox.wecom.judge import Judge, visible_text
 from bot.sandbox.wecom.limits import Rates
 from bot.sandbox.wecom.media import Media
 from bot.sandbox.wecom.page import WeComPage

@@ -138,7 +138,7 @@ async def test_a_death_in_mid_reply(engines: Make, how: signal.Signals) -> None:
         if isinstance(event, Delta) and not died_at:
             died_at = time.monotonic()
             os.kill(pid, how)
-    assert time.monotonic() - died_at < 1.0
+    assert time.monotonic() - died_at < 15, "by the socket's end, not by the watchdog"
     failed = events[-1]
     assert isinstance(failed, Failed)
     assert (failed.code, failed.retryable) == (FailureCode.ENGINE_DIED, True)

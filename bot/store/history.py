@@ -116,7 +116,8 @@ class History:
                 replies.c.outcome.not_in(_NOT_AN_ANSWER),
                 replies.c.text != "",
             )
-            .order_by(turns.c.seq.desc())
+            # In the order of two indexes: newest first without reading and sorting years of talk.
+            .order_by(sessions.c.epoch.desc(), turns.c.turn_no.desc())
             .limit(limit)
         )
 

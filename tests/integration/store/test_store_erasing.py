@@ -205,7 +205,7 @@ async def test_what_was_set_for_a_conversation(store: Store) -> None:
     assert (await store.session(key)).told_from_turn_no == 5
 
 
-async def test_sweeps_do_not_read_every_turn(sqlite_url: str, open_store) -> None:
+async def test_neither_sweeps_nor_history_read_every_turn(sqlite_url: str, open_store) -> None:
     store = await open_store(sqlite_url)
     asked: list[tuple[str, Any]] = []
 
@@ -215,9 +215,12 @@ async def test_sweeps_do_not_read_every_turn(sqlite_url: str, open_store) -> Non
 
     await store.erase_leftovers()
     await store.long_conversations(100, 10)
+    await store.told(SessionKey("app", "c1", None, "u1"), 5)
     plans = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))
     for statement, values in (one for one in asked if one[0].startswith("SELECT")):
         steps = [row[3] for row in plans.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
         assert not [step for step in steps if step.startswith("SCAN turns")], statement
+        if "turns.question" in statement:
+            assert not [step for step in steps if "TEMP B-TREE" in step], "sorts years of talk"
     plans.close()
-    assert sum(statement.startswith("SELECT") for statement, _ in asked) >= 2
+    assert sum(statement.startswith("SELECT") for statement, _ in asked) >= 3

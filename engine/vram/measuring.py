@@ -1,4 +1,8 @@
-"""Measures one loaded model in the moments that decide: a long prompt comes in while everybody is busy, then all reply.
+"""Measures one loaded model in the moments that decide: a long prompt comes in while everybody is busy, then everybody asks
+something behind a long talk at the same moment, and all reply.
+
+Speeds are those of the last two, which are the same tokens behind the same tokens whatever the batch; the first is there for
+its peak of memory (with larger batches its pieces lie at other depths, so that its time compares nothing).
 
 Works on the `Backend` protocol alone. Memory is measured by whoever started the process (`engine.vram.tunerun`).
 """
@@ -12,6 +16,7 @@ from typing import Final
 
 from engine.backends.base import Backend, BatchPart, DecodeStatus, MemoryKind
 from engine.errors import EngineError
+from engine.vram.runs import TURN_PROMPT
 
 # Tokens that are copied to the other sequences at a time: a few MB of RAM.
 _PIECE: Final = 64
@@ -27,7 +32,7 @@ class NoRoom(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Tokens per second of all sequences together; `depth` is how many tokens each of them held."""
+    """Tokens per second of all sequences together; `depth` is how many tokens each of them held before it asked."""
 
     depth: int
     prompt_tps: float
@@ -41,13 +46,14 @@ def measure(
     enough for (256 at least). `tell` hears of the phase and how far it is. Raises NoRoom, DecodeFailed."""
     measuring = _Measuring(backend, n_parallel, text, tell)
     n_prompt = measuring.prompt(depth, seconds / 2)
-    generation = measuring.generation(seconds / 4)
-    return Speeds(n_prompt, measuring.prompt_tps, generation)
+    prompt_tps = measuring.asking()
+    return Speeds(n_prompt, prompt_tps, measuring.generation(seconds / 4))
 
 
 def longest(backend: Backend, n_parallel: int) -> int:
-    """Tokens that every sequence can hold so that the steps of generation still fit."""
-    return max(1, min(backend.n_ctx_seq, backend.n_cells // n_parallel) - _STEPS[1] - 2)
+    """Tokens that every sequence can hold so that what it asks and the steps of generation still fit."""
+    room = min(backend.n_ctx_seq, backend.n_cells // n_parallel)
+    return max(1, room - min(TURN_PROMPT, room // 8) - _STEPS[1] - 2)
 
 
 class _Measuring:
@@ -59,7 +65,6 @@ class _Measuring:
         self._text = text
         self._tell = tell
         self._ends = [0] * n_parallel
-        self.prompt_tps = 0.0
 
     def prompt(self, depth: int, seconds: float) -> int:
         """Sequence 0 computes a long prompt and the others get copies of what it wrote; the last batch is computed while
@@ -68,10 +73,10 @@ class _Measuring:
         limit = longest(backend, self._n)
         wanted = min(depth or self._affordable(seconds), limit)
         last = min(wanted, backend.n_batch - self._n + 1)
-        spent, computed = 0.0, 0
+        computed = 0
         while computed < wanted - last:
             n_tokens = min(backend.n_batch, wanted - last - computed)
-            spent += self._extend(0, n_tokens)
+            self._extend(0, n_tokens)
             self._copy(computed, computed + n_tokens)
             computed += n_tokens
             self._tell("prompt", computed, wanted)
@@ -80,12 +85,28 @@ class _Measuring:
         self._tell("prompt", wanted, wanted)
         self._copy(computed + 1, computed + last)
         self._copy_state()
-        if not computed:
-            # A prompt of one batch: once more by itself, without what the others added.
-            self._empty(0)
-            spent, computed = self._extend(0, last), last
-        self.prompt_tps = computed / spent
         return self._ends[0]
+
+    def asking(self) -> float:
+        """Everybody's next question at the same moment, in as few batches as there can be; tokens per second. It is shorter
+        where windows are small or a token takes long."""
+        depth = self._ends[0]
+        room = min(self._backend.n_ctx_seq, self._backend.n_cells // self._n)
+        n_each = max(1, min(TURN_PROMPT, room // 8, depth // 4))
+        left = [n_each] * self._n
+        started = time.perf_counter()
+        while any(left):
+            parts, room = [], self._backend.n_batch
+            for seq_id in range(self._n):
+                n_tokens = min(left[seq_id], room)
+                if n_tokens:
+                    parts.append(self._part(seq_id, n_tokens))
+                left[seq_id] -= n_tokens
+                room -= n_tokens
+            self._decode(parts)
+            for part in parts:
+                self._ends[part.seq_id] += len(part.tokens)
+        return self._n * n_each / (time.perf_counter() - started)
 
     def _affordable(self, seconds: float) -> int:
         """Tokens that can be computed in so many seconds, by a first piece."""
@@ -102,9 +123,7 @@ class _Measuring:
         n_steps = 0
         for step in range(most + 1):
             started = time.perf_counter()
-            self._decode(
-                [BatchPart(i, end, [self._at(end)], 1) for i, end in enumerate(self._ends)]
-            )
+            self._decode([self._part(i, 1) for i in range(self._n)])
             self._ends = [end + 1 for end in self._ends]
             if step:  # the first one prepares what the others use
                 spent += time.perf_counter() - started
@@ -116,10 +135,8 @@ class _Measuring:
 
     def _extend(self, seq_id: int, n_tokens: int) -> float:
         """Compute more of one sequence; seconds."""
-        start = self._ends[seq_id]
-        tokens = [self._at(i) for i in range(start, start + n_tokens)]
         started = time.perf_counter()
-        self._decode([BatchPart(seq_id, start, tokens, 1)])
+        self._decode([self._part(seq_id, n_tokens)])
         self._ends[seq_id] += n_tokens
         return time.perf_counter() - started
 
@@ -148,16 +165,18 @@ class _Measuring:
 
     def _together(self, n_tokens: int) -> None:
         """One batch of everybody: the end of a long prompt, and a token of each reply."""
-        tokens = [self._at(self._ends[0] + i) for i in range(n_tokens)]
-        others = [
-            BatchPart(i, self._ends[i], [self._at(self._ends[i])], 1) for i in range(1, self._n)
-        ]
-        self._decode([BatchPart(0, self._ends[0], tokens, 1), *others])
+        others = [self._part(i, 1) for i in range(1, self._n)]
+        self._decode([self._part(0, n_tokens), *others])
         self._ends = [self._ends[0] + n_tokens, *(end + 1 for end in self._ends[1:])]
 
     def _decode(self, parts: list[BatchPart]) -> None:
         if self._backend.decode(parts) is not DecodeStatus.DONE:
             raise NoRoom("the conversations do not fit into the KV cache together")
+
+    def _part(self, seq_id: int, n_tokens: int) -> BatchPart:
+        start = self._ends[seq_id]
+        tokens = [self._at(i) for i in range(start, start + n_tokens)]
+        return BatchPart(seq_id, start, tokens, 1)
 
     def _at(self, position: int) -> int:
         return self._text[position % len(self._text)]

@@ -16,7 +16,7 @@ Layers = Annotated[int, msgspec.Meta(ge=-1, le=10_000)]
 Threads = Annotated[int, msgspec.Meta(ge=1, le=512)]  # GGML_MAX_N_THREADS
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
-VERSION: Final = 1
+VERSION: Final = 2
 RAM: Final = "RAM"
 HELD, DIED, REFUSED, SLOW = "held", "died", "refused", "slow"
 # What one question costs when earlier turns are kept: new prompt tokens, and tokens of the reply.

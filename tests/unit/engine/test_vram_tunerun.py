@@ -6,19 +6,21 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace as with_changes
 
 import psutil
 import pytest
 from msgspec.structs import replace
 
+from engine.backends.base import BatchPart, DecodeStatus
 from engine.backends.fake import FakeBackend
 from engine.config import EngineConfig
 from engine.machine.nvml import Nvml
 from engine.machine.sample import Card
 from engine.vram import cardwatch
 from engine.vram.measuring import NoRoom, longest, measure
-from engine.vram.runs import DIED, HELD, RAM, REFUSED, SLOW
+from engine.vram.runs import DIED, HELD, RAM, REFUSED, SLOW, TURN_PROMPT
 from engine.vram.tunechild import Question, sample_hash
 from engine.vram.tunerun import Ended, run_child
 
@@ -52,8 +54,9 @@ def test_every_conversation_is_long_before_generation_is_measured(memory: str) -
     assert speeds.generation_tps > 0
     n_steps = max(done for phase, done, _ in heard if phase == "generation")
     assert 4 <= n_steps <= 48
-    # One step more than those that count.
-    assert [backend.seq_pos_max(i) + 1 for i in range(3)] == [1100 + n_steps + 1] * 3
+    # What everybody asked, and one step more than those that count.
+    n_ends = 1100 + TURN_PROMPT + n_steps + 1
+    assert [backend.seq_pos_max(i) + 1 for i in range(3)] == [n_ends] * 3
     assert {phase for phase, _, _ in heard} == {"prompt", "generation"}
     assert all(done <= total for _, done, total in heard)
 
@@ -62,6 +65,27 @@ def test_the_prompts_speed_is_what_it_is() -> None:
     backend = FakeBackend(replace(FAKE, n_ctx=2048, fake={"prefill_tokens_per_s": "4000"}))
     speeds = measure(backend, 3, TEXT, depth=1600, seconds=1.0, tell=lambda *_: None)
     assert 1000 < speeds.prompt_tps < 4400
+
+
+@pytest.mark.parametrize("n_batch", [48, 128, 512, 2048])
+def test_speeds_are_of_the_same_tokens_whatever_the_batch(n_batch: int) -> None:
+    """Pieces of a long prompt lie elsewhere with other batches: their times compared depths, not settings."""
+    backend = FakeBackend(replace(FAKE, n_ctx=2048, n_batch=n_batch))
+    decode, asked, phase = backend.decode, [], ["prompt"]
+
+    def note(parts: Sequence[BatchPart]) -> DecodeStatus:
+        if phase[0] == "prompt" and all(part.start >= 1600 for part in parts):
+            asked.extend(
+                (part.seq_id, part.start + i) for part in parts for i in range(len(part.tokens))
+            )
+        return decode(parts)
+
+    backend.decode = note  # type: ignore[method-assign]
+    measure(
+        backend, 3, TEXT, depth=1600, seconds=1.0, tell=lambda name, *_: phase.__setitem__(0, name)
+    )
+    asked = [one for one in asked if one[1] < 1600 + TURN_PROMPT]
+    assert asked == sorted((i, 1600 + at) for i in range(3) for at in range(TURN_PROMPT))
 
 
 def test_without_a_depth_half_of_the_time_is_used() -> None:
@@ -75,12 +99,15 @@ def test_without_a_depth_half_of_the_time_is_used() -> None:
 def test_a_short_window_is_filled_to_its_end() -> None:
     backend = FakeBackend(replace(FAKE, n_ctx=300))
     speeds = measure(backend, 3, TEXT, depth=0, seconds=5.0, tell=lambda *_: None)
-    assert speeds.depth == longest(backend, 3) == 300 - 50
+    assert speeds.depth == longest(backend, 3) == 300 - 300 // 8 - 50
 
 
 def test_cells_for_fewer_than_all_windows_are_shared() -> None:
     backend = FakeBackend(replace(FAKE, n_ctx=2048, kv_cells=1536))
-    assert measure(backend, 3, TEXT, depth=0, seconds=5.0, tell=lambda *_: None).depth == 512 - 50
+    assert (
+        measure(backend, 3, TEXT, depth=0, seconds=5.0, tell=lambda *_: None).depth
+        == 512 - 512 // 8 - 50
+    )
 
 
 def test_no_room_is_a_sentence() -> None:

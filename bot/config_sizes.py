@@ -45,8 +45,8 @@ class SizesConfig(Section):
     kv_tokens: int | Literal["auto"] = "auto"
     vram: str | int | float = "auto"
     sacrifice: tuple[str, ...] = SACRIFICES
-    cache_type_k: Literal["auto", "f16", "q8_0", "q4_0"] = "q8_0"
-    cache_type_v: Literal["auto", "f16", "q8_0", "q4_0"] = "q8_0"
+    cache_type_k: Literal["auto", "f16", "q8_0", "q4_0"] = "auto"
+    cache_type_v: Literal["auto", "f16", "q8_0", "q4_0"] = "auto"
     n_gpu_layers: Annotated[int, Field(ge=-1)] | Literal["auto"] = "auto"
     n_cpu_moe: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     kv_on_card: bool | Literal["auto"] = "auto"

@@ -16,6 +16,7 @@ from typing import Final
 import psutil  # type: ignore[import-untyped]  # the package ships no types
 from msgspec.structs import replace as with_fields
 
+from engine.backends.memory import total_bytes
 from engine.backends.modelfile import find_model
 from engine.config import EngineConfig
 from engine.errors import EngineConfigError
@@ -24,6 +25,7 @@ from engine.vram.claims import NOTHING_HELD, Held
 from engine.vram.devices import GIB, Device
 from engine.vram.gguf import damaged
 from engine.vram.here import card_here, ram_here
+from engine.vram.kvtype import suited
 from engine.vram.ledger import (
     COMPUTE,
     IDLE,
@@ -130,6 +132,7 @@ def plan_start(
         raise damaged(path, model.head.file_bytes)
     notes: list[str] = []
     target, memory = card_here(model, config, held, notes), ram_here(held)
+    config = suited(config, model, (memory, target), total_bytes())
     wish = possible(config, model.shape)
     if use_measured:
         result = _settle(model, wish, (memory, target), notes)

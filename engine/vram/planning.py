@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace as with_fields
 
+from engine.backends.memory import total_bytes
 from engine.backends.modelfile import find_model
 from engine.config import EngineConfig
 from engine.vram.chooser import Choice, NothingFits, choose
@@ -14,6 +15,7 @@ from engine.vram.claims import NOTHING_HELD
 from engine.vram.devices import GIB, Device, card, nvidia_cards, ram
 from engine.vram.gguf import read_model
 from engine.vram.here import card_here, ram_here
+from engine.vram.kvtype import suited
 from engine.vram.ladders import LAYERS_NAME
 from engine.vram.ledger import COMPUTE, KV, LOGITS, STATE, Ledger, Model, model_of
 from engine.vram.probe import DryRun, ProbeFailed, build_devices, dry_run
@@ -93,6 +95,7 @@ def make_plan(config: EngineConfig, wishes: Wishes) -> Plan:
     memory, target = _devices(model, config, wishes, notes)
     if target is None:
         notes += _undriven()
+    config = suited(config, model, (memory, target), wishes.ram or total_bytes())
     # Of what is fitted at a start the plan shows what that would choose; otherwise what was asked for is taken as it stands.
     sacrifice = config.sacrifice if config.is_fitted else (LAYERS_NAME,)
     wish = possible(config, model.shape)

@@ -174,7 +174,7 @@ async def test_a_whole_hearth_prints_its_ledger(
     finally:
         await hearth.close()
     assert ready
-    assert facts["models"]["main"]["plan"].startswith("2 × 1024 tokens, KV q8_0, all in RAM")
+    assert facts["models"]["main"]["plan"].startswith("2 × 1024 tokens, KV f16, all in RAM")
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first.startswith("  plan       main: 2 × 1024 tokens")
     assert "weights 0.0" in second

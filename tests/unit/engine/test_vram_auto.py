@@ -20,6 +20,7 @@ from engine.vram.chooser import Choice
 from engine.vram.claims import Claims, Held
 from engine.vram.devices import GIB, Device
 from engine.vram.fingerprint import fingerprint
+from engine.vram.ledger import KV
 from engine.vram.probe import DryRun, ProbeFailed
 from engine.vram.runs import VERSION, Results, Run, asked_of, knobs_of
 from engine.vram.settings import usable_cores
@@ -36,6 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def put(ram: int = 8 * GIB, *cards: Device) -> None:
         monkeypatch.setattr(here, "available_bytes", lambda: ram)
+        monkeypatch.setattr(auto, "total_bytes", lambda: ram)
         monkeypatch.setattr(here, "may_drive_a_card", lambda: bool(cards))
         monkeypatch.setattr(here, "build_devices", lambda: cards)
 
@@ -63,7 +65,7 @@ def test_a_machine_with_room_gives_what_was_asked_for(machine: Any, model: Path)
     assert plan.config.n_threads == usable_cores()
     assert plan.given_up == ()
     assert plan.ledger.ram.device.capacity == 8 * GIB - 256 * MIB - 8 * GIB // 20
-    assert "4 × 4096 tokens, KV q8_0, all in RAM, n_ubatch 512" in plan.sentence
+    assert "4 × 4096 tokens, KV f16, all in RAM, n_ubatch 512" in plan.sentence
     assert "no card: everything in RAM" in plan.sentence
     assert "\n" not in plan.sentence
     assert any("idle conversations 2.00" in line for line in plan.lines())
@@ -242,7 +244,7 @@ def test_measured_settings_go_before_computed_ones(
 def test_results_of_the_tuner_are_used_while_they_hold(machine: Any, tmp_path: Path) -> None:
     """With its real files: what it measured for the same wish, as long as its peak has room."""
     path = write_model("llama", tmp_path)
-    wish = config(path, kv_ram_bytes=0)
+    wish = config(path, kv_ram_bytes=0, asked=("cache_type_k", "cache_type_v"))
     knobs = knobs_of(with_fields(wish, n_ubatch=256, n_threads=1, n_gpu_layers=0))
     run = Run(
         asked=asked_of(wish), knobs=knobs, outcome="held", depth=64, prompt_tps=100.0, generation_tps=10.0,
@@ -260,6 +262,37 @@ def test_results_of_the_tuner_are_used_while_they_hold(machine: Any, tmp_path: P
     plan = plan_start(wish)
     assert (plan.config.n_ubatch, plan.config.n_threads) == (512, usable_cores())
     assert "no run that fits these settings and this memory" in plan.sentence
+
+
+def test_without_a_card_the_cache_is_f16_where_that_takes_little(machine: Any, model: Path) -> None:
+    """A CPU unpacks q8_0 for every token that looks at it."""
+
+    def types(**changes: Any) -> tuple[str, str]:
+        plan = plan_start(config(model, **changes))
+        return plan.config.cache_type_k, plan.config.cache_type_v
+
+    narrow, wide = ("q8_0", "q8_0"), ("f16", "f16")
+    assert types() == wide
+    for asked in ("cache_type_k", "cache_type_v"):
+        assert types(asked=(asked,)) == narrow
+    assert types(is_fitted=False) == narrow
+    n_bytes = plan_start(config(model)).ledger.ram.items[KV]
+    machine(8 * n_bytes + 2 * GIB)
+    assert types(kv_ram_bytes=0) == wide
+    assert types(kv_ram_bytes=64 * GIB) == narrow, "nothing is given up for it"
+    machine(8 * GIB, CARD)
+    assert types() == narrow
+
+
+def test_an_eighth_of_the_machines_memory_is_the_most_for_f16(
+    machine: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the machine has: how much of it is free changes, and what is kept on disk is of one type."""
+    n_bytes = plan_start(config(model)).ledger.ram.items[KV]
+    monkeypatch.setattr(auto, "total_bytes", lambda: 8 * n_bytes)
+    assert plan_start(config(model)).config.cache_type_k == "f16"
+    monkeypatch.setattr(auto, "total_bytes", lambda: 8 * n_bytes - 1)
+    assert plan_start(config(model)).config.cache_type_k == "q8_0"
 
 
 def test_this_build_drives_what_its_libraries_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip

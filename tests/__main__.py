@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
     FAILED.unlink(missing_ok=True)
     code = pytest(*arguments)
     failed = failed_tests()
-    if code != TESTS_FAILED or not may_run_again(failed):
+    ended_early = any(one.startswith(("-x", "--maxfail", "--exitfirst")) for one in arguments)
+    if code != TESTS_FAILED or ended_early or not may_run_again(failed):
         return code
     print(
         f"\n[test] {len(failed)} failed beside others; once more, alone:",

@@ -78,6 +78,7 @@ def run_plan(config: Config | None, options: PlanOptions) -> int:
             vram=parse_size(options.vram) if options.vram else 0,
             ram=parse_size(options.ram, "--ram") if options.ram else 0,
             device=options.device,
+            is_file=config is None or options.model not in config.models,
         )
         plan = make_plan(_settings(config, options), wishes)
     except EngineConfigError as error:

@@ -102,6 +102,10 @@ class Store(Protocol):
         """Extend this owner's leases. Returns the ids of the turns still held."""
         ...
 
+    async def holds(self, turn_id: str, owner: str) -> bool:
+        """Whether a turn is RUNNING and this owner's."""
+        ...
+
     async def release(self, turn_id: str, owner: str) -> None:
         """Give a RUNNING turn back (RUNNING → QUEUED) because this process stops."""
         ...

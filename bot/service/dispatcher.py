@@ -154,7 +154,7 @@ class Dispatcher:
         What fails here too leaves the turn to the lease loop, which gives it back.
         """
         turn = active.turn
-        if turn.attempt < MAX_ATTEMPTS:
+        if turn.attempt < MAX_ATTEMPTS or active.released.is_set():
             await self._context.clock.wait(active.released, min(30.0, 0.5 * 2**turn.attempt))
             await self._context.store.release(turn.id, self._owner)
             return

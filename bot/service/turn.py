@@ -94,8 +94,9 @@ class TurnRunner:
     async def _close(self, active: ActiveTurn, ledger: ReplyLedger, delivery: Delivery) -> None:
         turn, store = active.turn, self._context.store
         if delivery is Delivery.DETACHED:
-            await ledger.commit()
-            await store.release(turn.id, self._owner)
+            if await store.holds(turn.id, self._owner):  # else another process goes on with it
+                await ledger.commit()
+                await store.release(turn.id, self._owner)
             log.info("turn_released")
             return
         outcome = ledger.snapshot.outcome

@@ -28,7 +28,14 @@ class Replies:
         self._put_reply = new_reply.on_conflict_do_update(
             index_elements=["turn_id"],
             set_=_all_but(replies, ["turn_id"], new_reply.excluded),
-            where=new_reply.excluded.rev > replies.c.rev,
+            # A process that was away while another one finished the answer must not make it grow again.
+            where=sa.and_(
+                new_reply.excluded.rev > replies.c.rev,
+                sa.or_(
+                    replies.c.outcome == Outcome.GROWING.value,
+                    new_reply.excluded.outcome != Outcome.GROWING.value,
+                ),
+            ),
         )
         new_part = db.insert(reply_parts)
         self._put_part = new_part.on_conflict_do_update(

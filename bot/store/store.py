@@ -139,6 +139,9 @@ class Store:
     async def heartbeat(self, owner: str, lease_s: float) -> frozenset[str]:
         return await self._turns.heartbeat(owner, lease_s)
 
+    async def holds(self, turn_id: str, owner: str) -> bool:
+        return await self._turns.holds(turn_id, owner)
+
     async def release(self, turn_id: str, owner: str) -> None:
         await self._turns.release(turn_id, owner)
 

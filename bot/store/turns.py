@@ -108,6 +108,13 @@ class Turns:
         values = self._lease(owner, lease_s)
         return await self._db.write(lambda c: frozenset(c.execute(self._extend, values).scalars()))
 
+    async def holds(self, turn_id: str, owner: str) -> bool:
+        """See ports.Store."""
+        mine = sa.select(turns.c.seq).where(
+            turns.c.id == turn_id, _RUNNING, turns.c.lease_owner == owner
+        )
+        return await self._db.read(lambda c: c.execute(mine).first() is not None)
+
     async def release(self, turn_id: str, owner: str) -> None:
         """See ports.Store."""
         held = sa.and_(turns.c.id == turn_id, _RUNNING, turns.c.lease_owner == owner)

@@ -68,6 +68,8 @@ class Core:
         self._config = config
         self._emit = emit
         self._clock = clock
+        # Hears, before each decode, whether a prompt is in the batch: then it may take long.
+        self.before_decode: Callable[[bool], None] = lambda _: None
         self._stop_texts = tuple(stop_texts)
         self._tell = Teller(emit, clock)
         self._n_parallel = min(config.n_parallel, backend.n_outputs_max)
@@ -148,8 +150,6 @@ class Core:
         """End every open request and free what belongs to it. The backend is its creator's to close."""
         self.fail_all(FailureCode.ENGINE_DIED, "the engine is shutting down")
         self._keeper.close()
-
-    # Questions.
 
     @property
     def has_work(self) -> bool:
@@ -325,6 +325,7 @@ class Core:
     # Decode.
 
     def _compute(self, planned: list[Planned]) -> None:
+        self.before_decode(not all(job.in_reply for job, _ in planned))
         started = self._clock()
         try:
             planned = decode_what_fits(planned, self._backend, self._pool)
@@ -432,8 +433,6 @@ class Core:
             self._keeper.note(job.seq)
             job.seq = None
         job.builds_prefix = job.awaits_prefix = False
-
-    # The line.
 
     def _enqueue(self, job: Job, owner: str) -> None:
         self._waiting[job.id] = job

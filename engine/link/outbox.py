@@ -87,10 +87,10 @@ class Outbox:
             batch = b"".join(wire.encode(frame) for frame in self._take_cells())
             try:
                 n_sent = self._sock.send(batch, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                n_sent = 0
-            except OSError:
+            except ConnectionError:
                 return  # the parent is gone; the reader thread sees that too and ends the process
+            except OSError:  # it takes nothing now
+                n_sent = 0
             self._rest = batch[n_sent:]
             if self._rest:
                 self._changed.notify()

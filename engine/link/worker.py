@@ -38,6 +38,7 @@ from engine.link import wire
 from engine.link.childlog import configure_child_logging
 from engine.link.outbox import Outbox
 from engine.link.textdesk import TextDesk
+from engine.types import FailureCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -293,10 +294,13 @@ def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Out
         return EXIT_CONFIG
     tiers = open_tiers(hello.config, backend, lambda: commands.put(Wake()))
     core = Core(backend, hello.config, outbox.tell, stop_texts=stop_texts, tiers=tiers)
+    core.before_decode = lambda is_long: outbox.flush(everything=is_long)
     desk.start()
     reader.desk = desk
     outbox.put(wire.Ready(version=wire.WIRE_VERSION, info=backend.info()))
     Loop(core, commands, outbox, functools.partial(_keep_in_ram, tiers)).run()
+    core.fail_all(FailureCode.ENGINE_DIED, "the engine is shutting down")
+    outbox.flush(everything=True)  # what is kept of the talks is stored now, which takes seconds
     core.close()
     backend.close()
     return EXIT_OK

@@ -92,7 +92,7 @@ class _Measuring:
         where windows are small or a token takes long."""
         depth = self._ends[0]
         room = min(self._backend.n_ctx_seq, self._backend.n_cells // self._n)
-        n_each = max(1, min(TURN_PROMPT, room // 8, depth // 4))
+        n_each = max(1, min(TURN_PROMPT, room // 8, depth // max(4, self._n)))
         left = [n_each] * self._n
         started = time.perf_counter()
         while any(left):

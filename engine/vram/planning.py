@@ -26,12 +26,14 @@ from engine.vram.workers import worker_devices
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the person asked for. Bytes; 0 and "" = what is there."""
+    """What the person asked for. Bytes; 0 and "" = what is there. `is_file`: a file with the settings that a config has by
+    default, of which sizes are taken as they stand."""
 
     vram: int = 0
     ram: int = 0
     device: str = ""
     ask_llama: bool = True
+    is_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,8 @@ def make_plan(config: EngineConfig, wishes: Wishes) -> Plan:
     memory, target = _devices(model, config, wishes, notes)
     if target is None:
         notes += _undriven()
-    config = suited(config, model, (memory, target), wishes.ram or total_bytes())
+    if config.is_fitted or wishes.is_file:
+        config = suited(config, model, (memory, target), wishes.ram or total_bytes())
     # Of what is fitted at a start the plan shows what that would choose; otherwise what was asked for is taken as it stands.
     sacrifice = config.sacrifice if config.is_fitted else (LAYERS_NAME,)
     wish = possible(config, model.shape)

@@ -11,12 +11,14 @@ from engine.backends.fake import IM_END, N_VOCAB
 from engine.core.core import MAX_FAILED_BATCHES
 from engine.errors import EngineError
 from engine.types import (
+    Delta,
     EngineRequest,
     Failed,
     FailureCode,
     Finished,
     FinishReason,
     Priority,
+    Queued,
     Started,
 )
 from tests.support.corekit import GREEDY, CoreKit, fake_kit
@@ -395,3 +397,18 @@ def _random_command(kit: CoreKit, rng: random.Random, request_id: str) -> None:
         kit.backend.failures += [DecodeStatus.NO_SLOT] * rng.randrange(4)
     elif not any(isinstance(failure, DecodeFailed) for failure in kit.backend.failures):
         kit.backend.failures.append(DecodeFailed("random"))
+
+
+def test_all_that_was_told_is_told_before_a_decode() -> None:
+    """A long prompt may take seconds: places in the line, and refusals, must not wait for it."""
+    kit = fake_kit({"reply": "abc"}, n_ctx=160, kv_cells=160, n_parallel=1)
+    seen: list[tuple[bool, int]] = []
+    kit.core.before_decode = lambda is_long: seen.append((is_long, len(kit.events)))
+    kit.ask("a", "a question of some length")
+    kit.ask("b")
+    kit.step()
+    assert seen == [(True, len([e for e in kit.events if not isinstance(e, Delta)]))]
+    assert {event.request_id for event in kit.events if isinstance(event, Queued)} == {"a", "b"}
+    kit.step()
+    assert seen[-1][0] is False, "a reply's next token"
+    kit.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -216,4 +217,26 @@ def test_what_the_core_wrote_in_the_writers_pause_does_not_end_the_writer(
     outbox.put(finished("r"))
     seen = read_until_finished(theirs, 1)
     assert [t for r in seen if isinstance(r, Delta) for t in r.token_ids] == list(range(20))
+    outbox.close(2.0)
+
+
+def test_what_the_socket_refuses_for_a_moment_is_not_lost(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+
+    class Full:
+        """No buffers for the first send."""
+
+        def send(self, _data: bytes, _flags: int) -> int:
+            raise OSError(errno.ENOBUFS, "no buffer space available")
+
+        def sendall(self, data: bytes) -> None:
+            ours.sendall(data)
+
+    outbox = Outbox(Full())  # type: ignore[arg-type]
+    outbox.start()
+    outbox.tell(finished("r"))
+    outbox.flush()
+    assert read_until_finished(theirs, 1) == [finished("r")]
     outbox.close(2.0)

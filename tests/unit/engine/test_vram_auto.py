@@ -275,7 +275,6 @@ def test_without_a_card_the_cache_is_f16_where_that_takes_little(machine: Any, m
     assert types() == wide
     for asked in ("cache_type_k", "cache_type_v"):
         assert types(asked=(asked,)) == narrow
-    assert types(is_fitted=False) == narrow
     n_bytes = plan_start(config(model)).ledger.ram.items[KV]
     machine(8 * n_bytes + 2 * GIB)
     assert types(kv_ram_bytes=0) == wide

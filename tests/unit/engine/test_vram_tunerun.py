@@ -88,6 +88,15 @@ def test_speeds_are_of_the_same_tokens_whatever_the_batch(n_batch: int) -> None:
     assert asked == sorted((i, 1600 + at) for i in range(3) for at in range(TURN_PROMPT))
 
 
+def test_many_people_ask_shorter_questions() -> None:
+    """All of them together ask about as much as one talk is long: what was affordable bounds it."""
+    backend = FakeBackend(replace(FAKE, n_ctx=1024, n_parallel=40))
+    depth = 256
+    measure(backend, 40, TEXT, depth=depth, seconds=0.1, tell=lambda *_: None)
+    longest_end = max(backend.seq_pos_max(i) + 1 for i in range(40))
+    assert depth < longest_end <= depth + depth // 40 + 50
+
+
 def test_without_a_depth_half_of_the_time_is_used() -> None:
     backend = FakeBackend(replace(FAKE, n_ctx=8192, fake={"prefill_tokens_per_s": "4000"}))
     started = time.monotonic()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from bot.domain.types import Outcome, Sender, TurnState
 from bot.errors import RetryLater
+from bot.service.board import ActiveTurn, StopReason
 
 
 def _open_cards(world):
@@ -113,6 +115,52 @@ async def test_turns_go_back_when_another_process_leads_their_bot(world, tools):
     assert (await world.final(said)).text == "One two three"
     assert world.engine.requests[1].generated_tokens == (1000,)
     assert world.adapter.shown((await world.turn(said)).id).n_finishes == 1
+
+
+async def test_what_another_process_has_finished_is_left_alone(world, tools):
+    """The turn was given back too late: its lease had run out, and somebody else has answered."""
+    dispatcher, away = world.service.dispatcher, set()
+    dispatcher._elsewhere = lambda: frozenset(away)
+    world.engine.scripts = [tools.Script(["One", " two"], hold=asyncio.Event())]
+    said = await world.say("count")
+    await tools.eventually(lambda: any(s.views for s in world.adapter.replies.values()))
+    turn = await world.turn(said)
+    snapshot, _ = await world.store.reply(turn.id)
+    assert snapshot is not None
+    # What the other process does, with fewer changes of the text than this one had.
+    theirs = replace(snapshot, rev=snapshot.rev + 1, text="Theirs", outcome=Outcome.COMPLETE)
+    await world.store.save_reply(turn.id, theirs, None)
+    await world.store.finish_turn(turn.id, dispatcher._owner, TurnState.DONE)
+    away.add(said.app_id)
+    dispatcher.wake()
+    await tools.eventually(lambda: dispatcher.n_held == 0)
+    assert (await world.turn(said)).state is TurnState.DONE
+    await world.store.save_reply(turn.id, replace(snapshot, rev=snapshot.rev + 50), None)
+    assert (await world.store.reply(turn.id))[0] == theirs, "what has ended does not grow again"
+
+
+async def test_a_fault_while_a_turn_is_given_back_counts_for_nothing(world, tools):
+    """However often the lead was lost: the database's fault and the lost lead have one cause."""
+    dispatcher = world.service.dispatcher
+    turns = []
+    give_up = dispatcher._runner.give_up
+
+    async def noted(active):
+        turns.append(active)
+        await give_up(active)
+
+    dispatcher._runner.give_up = noted
+    active = ActiveTurn(replace(await _held_turn(world, tools), attempt=99))
+    active.stop(StopReason.RELEASED)
+    await dispatcher._after_fault(active)
+    assert turns == []
+
+
+async def _held_turn(world, tools):
+    world.engine.scripts = [tools.Script(["One", " two"], hold=asyncio.Event())]
+    said = await world.say("count")
+    await tools.eventually(lambda: any(s.views for s in world.adapter.replies.values()))
+    return await world.turn(said)
 
 
 async def test_a_crash_between_the_model_and_the_platform_only_delivers(world, tools):

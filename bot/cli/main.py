@@ -178,7 +178,10 @@ def plan(
         int, typer.Option(min=0, max=64, help="Replies decoded at once; 0 = 4.")
     ] = 0,
     cache_type: Annotated[
-        str, typer.Option(help="Type of the KV cache: f16, q8_0 or q4_0; q8_0 when empty.")
+        str,
+        typer.Option(
+            help="Type of the KV cache: f16, q8_0 or q4_0; as a start chooses it when empty."
+        ),
     ] = "",
     ubatch: Annotated[int, typer.Option(min=0, max=8192, help="Tokens per step; 0 = 512.")] = 0,
     as_json: JsonOption = False,

@@ -133,6 +133,13 @@ def last_pause(text: str, start: int) -> int:
     return at if start < at and not _extends(text, at) else len(text)
 
 
+def cut_where(text: str, start: int, fits: Callable[[int], bool]) -> int | None:
+    """Where a part that begins at `start` must end; None when all that is left fits. `fits(end)`: whether a part may."""
+    if start >= len(text) or fits(len(text)):
+        return None
+    return best_cut(text, start, furthest(start, len(text), fits))
+
+
 def furthest(start: int, end: int, fits: Callable[[int], bool]) -> int:
     """The largest position in [start + 1, end] for which `fits` holds (start + 1 when none does)."""
     low, high = start + 1, end

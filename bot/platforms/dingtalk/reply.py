@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import structlog
 
-from bot.domain.cutting import best_cut, furthest
+from bot.domain.cutting import cut_where
 from bot.domain.types import Outcome, ReplyPart, ReplyTarget
 from bot.errors import Ambiguous, FallBack, GiveUp, PlatformError, RetryLater, TargetGone
 from bot.platforms.base import PartLedger, ReplyView
@@ -202,13 +202,7 @@ class DingTalkReply:
     def _cut(self, view: ReplyView, surface: Surface) -> int | None:
         """Where this part must end; None when all that is left fits."""
         start, text = surface.part.covers_from_chars, view.text
-
-        def fits(end: int) -> bool:
-            return self._style.fits(surface.kind, text, start, end)
-
-        if start >= len(text) or fits(len(text)):
-            return None
-        return best_cut(text, start, furthest(start, len(text), fits))
+        return cut_where(text, start, lambda end: self._style.fits(surface.kind, text, start, end))
 
     def _face(self, view: ReplyView, surface: Surface, end: int, *, last: bool) -> Face:
         part, kind = surface.part, surface.kind

@@ -11,7 +11,7 @@ from datetime import datetime
 
 import structlog
 
-from bot.domain.cutting import best_cut, furthest
+from bot.domain.cutting import cut_where
 from bot.domain.types import Outcome, PartState, ReplyPart, ReplyTarget
 from bot.errors import FallBack, GiveUp, PlatformError, TargetGone
 from bot.platforms.base import PartLedger, ReplyView
@@ -208,13 +208,7 @@ class FeishuReply:
     def _cut(self, view: ReplyView, surface: Surface) -> int | None:
         """Where this part must end; None when all that is left fits."""
         start, text = surface.part.covers_from_chars, view.text
-
-        def fits(end: int) -> bool:
-            return self._style.fits(surface.kind, text, start, end)
-
-        if start >= len(text) or fits(len(text)):
-            return None
-        return best_cut(text, start, furthest(start, len(text), fits))
+        return cut_where(text, start, lambda end: self._style.fits(surface.kind, text, start, end))
 
     def _face(self, view: ReplyView, part: ReplyPart, end: int, *, last: bool) -> Face:
         final = not last or view.outcome is not Outcome.GROWING

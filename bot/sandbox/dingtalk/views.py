@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any
 
 from bot.sandbox.dingtalk.judge import MARKDOWN_KINDS, visible_text
-from bot.sandbox.page.detail import detail
+from bot.sandbox.page.trace import answered, call_row, push_row
 
 if TYPE_CHECKING:
     from bot.sandbox.dingtalk.card import Button, Card
@@ -154,41 +153,12 @@ def call_trace(call: Call) -> Json:
     if call.api == "card.stream" and isinstance(content, str):
         last = " · last" if call.request.get("isFinalize") is True else ""
         title = f"{call.api} · {len(content)} chars{last}"
-    return {
-        "id": f"c{call.id}",
-        "at": int(call.at * 1000),
-        "direction": "api",
-        "method": call.method,
-        "path": call.path,
-        "status": call.status,
-        "code": call.code,
-        "ms": round(call.ms, 1),
-        "title": title,
-        "detail": detail({"request": call.request, "response": call.response}, _HIDDEN),
-        "encrypted": False,
-    }
+    return call_row(call, title, _HIDDEN)
 
 
 def push_trace(push: Push, attempt: Attempt, path: str) -> Json:
     """A push for the side panel: a signed POST, or a frame of the Stream gateway."""
-    stream = push.way == "stream"
-    tries = f" (try {len(push.attempts)})" if len(push.attempts) > 1 else ""
-    return {
-        "id": f"w{secrets.token_hex(6)}",
-        "at": int(attempt.at * 1000),
-        "direction": "webhook",
-        "method": "WS" if stream else "POST",
-        "path": push.event_type if stream else path,
-        "status": attempt.status,
-        "code": 0 if attempt.ok else -1,
-        "ms": round(attempt.ms, 1),
-        "title": push.event_type.rsplit("/v1.0/", 1)[-1] + tries,
-        "detail": detail(
-            {
-                "data": push.payload,
-                "reply": attempt.body[:512].decode("utf-8", "replace") or attempt.error,
-            },
-            _HIDDEN,
-        ),
-        "encrypted": False,
-    }
+    where = push.event_type if push.way == "stream" else path
+    title = push.event_type.rsplit("/v1.0/", 1)[-1]
+    shown = {"data": push.payload, "reply": answered(attempt)}
+    return push_row(push, attempt, where, title, shown, _HIDDEN)

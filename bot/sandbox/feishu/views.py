@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Any
 
 from bot.sandbox.feishu.people import named
-from bot.sandbox.page.detail import detail
+from bot.sandbox.page.trace import answered, call_row, push_row, sealed
 
 if TYPE_CHECKING:
     from bot.sandbox.feishu.card import Card
@@ -134,42 +133,10 @@ def call_trace(call: Call) -> Json:
     content = call.request.get("content")
     if call.api == "card.content" and isinstance(content, str):
         title = f"{call.api} #{call.request.get('sequence')} · {len(content)} chars"
-    return {
-        "id": f"c{call.id}",
-        "at": int(call.at * 1000),
-        "direction": "api",
-        "method": call.method,
-        "path": call.path,
-        "status": call.status,
-        "code": call.code,
-        "ms": round(call.ms, 1),
-        "title": title,
-        "detail": detail({"request": call.request, "response": call.response}, _HIDDEN),
-        "encrypted": False,
-    }
+    return call_row(call, title, _HIDDEN)
 
 
 def push_trace(push: Push, attempt: Attempt, path: str) -> Json:
     """A webhook for the side panel: the sealed body's beginning, and what is inside."""
-    sealed = push.body[:96].decode("utf-8", "replace") + ("…" if len(push.body) > 96 else "")
-    return {
-        "id": f"w{secrets.token_hex(6)}",
-        "at": int(attempt.at * 1000),
-        "direction": "webhook",
-        "method": "POST",
-        "path": path,
-        "status": attempt.status,
-        "code": 0 if attempt.ok else -1,
-        "ms": round(attempt.ms, 1),
-        "title": push.event_type
-        + (f" (try {len(push.attempts)})" if len(push.attempts) > 1 else ""),
-        "detail": detail(
-            {
-                "body": sealed if push.encrypted else "(plain)",
-                "decrypted": push.payload,
-                "reply": attempt.body[:512].decode("utf-8", "replace") or attempt.error,
-            },
-            _HIDDEN,
-        ),
-        "encrypted": push.encrypted,
-    }
+    shown = {"body": sealed(push), "decrypted": push.payload, "reply": answered(attempt)}
+    return push_row(push, attempt, path, push.event_type, shown, _HIDDEN)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import secrets
 from typing import TYPE_CHECKING, Any
 
-from bot.sandbox.page.detail import detail
+from bot.sandbox.page.trace import answered, call_row, push_row, sealed
 from bot.sandbox.wecom import cards
 from bot.sandbox.wecom.judge import visible_text
 
@@ -126,42 +125,12 @@ def call_trace(call: Call) -> Json:
     if isinstance(stream, dict):
         end = " · final" if stream.get("finish") else ""
         title = f"{call.api} · {len(str(stream.get('content', '')))} chars{end}"
-    return {
-        "id": f"c{call.id}",
-        "at": int(call.at * 1000),
-        "direction": "api",
-        "method": call.method,
-        "path": call.path,
-        "status": call.status,
-        "code": call.code,
-        "ms": round(call.ms, 1),
-        "title": title,
-        "detail": detail({"request": call.request, "response": call.response}, _HIDDEN),
-        "encrypted": False,
-    }
+    return call_row(call, title, _HIDDEN)
 
 
 def push_trace(push: Push, attempt: Attempt, path: str, opened: str) -> Json:
     """A callback for the side panel: the sealed body's beginning, what is inside, and the reply `opened`."""
-    sealed = push.body[:96].decode("utf-8", "replace") + ("…" if len(push.body) > 96 else "")
-    return {
-        "id": f"w{secrets.token_hex(6)}",
-        "at": int(attempt.at * 1000),
-        "direction": "webhook",
-        "method": "POST" if push.way == "webhook" else "WS",
-        "path": path,
-        "status": attempt.status,
-        "code": 0 if attempt.ok else -1,
-        "ms": round(attempt.ms, 1),
-        "title": ("refresh poll" if push.event_type == "stream" else push.event_type)
-        + (f" (try {len(push.attempts)})" if len(push.attempts) > 1 else ""),
-        "detail": detail(
-            {
-                "body": sealed if push.encrypted else "(plain)",
-                "decrypted": push.payload,
-                "reply": opened or attempt.body[:512].decode("utf-8", "replace") or attempt.error,
-            },
-            _HIDDEN,
-        ),
-        "encrypted": push.encrypted,
-    }
+    title = "refresh poll" if push.event_type == "stream" else push.event_type
+    reply = opened or answered(attempt)
+    shown = {"body": sealed(push), "decrypted": push.payload, "reply": reply}
+    return push_row(push, attempt, path, title, shown, _HIDDEN)

@@ -28,11 +28,14 @@ class LlamaBatch:
         self._outputs = (ctypes.c_int8 * n_max)()
         # Per part: the rows that have logits.
         self.output_rows: list[range] = []
+        # Per part: how many outputs of the batch come before its own.
+        self.first_outputs: list[int] = []
 
     def fill(self, parts: Sequence[BatchPart]) -> Any:
         """The batch for llama_decode; valid until the next call."""
-        at = 0
+        at = n_outputs = 0
         self.output_rows = []
+        self.first_outputs = []
         for part in parts:
             n = len(part.tokens)
             end = at + n
@@ -42,6 +45,8 @@ class LlamaBatch:
             self._outputs[at:end] = [0] * n
             self._outputs[end - part.n_outputs : end] = [1] * part.n_outputs
             self.output_rows.append(range(end - part.n_outputs, end))
+            self.first_outputs.append(n_outputs)
+            n_outputs += part.n_outputs
             at = end
         return llama.llama_batch(
             at,

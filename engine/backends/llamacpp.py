@@ -33,6 +33,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000" if waits_are_told() else "1000")
 import llama_cpp as llama
 import llama_cpp._logger as llama_logger
 import numpy as np
+import numpy.typing as npt
 
 from engine.backends.base import (
     REUSE,
@@ -116,6 +117,9 @@ class LlamaBackend:
         self._model: Any = None
         self._context: Any = None
         self._workers = Workers(config.name)
+        self._logits_are_known = False
+        self._logits_at = 0
+        self._logit_rows: npt.NDArray[np.float32] = np.zeros((0, 0), dtype=np.float32)
         try:
             self._load_model()
             self._open_context()
@@ -145,7 +149,6 @@ class LlamaBackend:
                 f"{self._path} has no tokenizer; choose a model file that holds one"
             )
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
-        self._row_type = ctypes.c_float * self.n_vocab
         self.n_swa: int = max(0, llama.llama_model_n_swa(self._model))
         self.memory = self._memory_kind()
 
@@ -294,6 +297,7 @@ class LlamaBackend:
         if not all(0 <= part.n_outputs <= len(part.tokens) for part in parts):
             raise ValueError("a part of the batch has more outputs than tokens")
         self._set_threads(self._threads.threads_for(n_tokens, time.monotonic()))
+        self._logits_are_known = False
         started = time.perf_counter()
         status = llama.llama_decode(self._context, self._batch.fill(parts))
         if status == _NO_SLOT:
@@ -321,9 +325,23 @@ class LlamaBackend:
         if sampler.needs_all:
             token: int = llama.llama_sampler_sample(sampler.chain, self._context, rows[offset])
             return token
-        logits = llama.llama_get_logits_ith(self._context, rows[offset])
-        address = ctypes.addressof(logits.contents)
-        return sampler.choose(np.frombuffer(self._row_type.from_address(address), np.float32))
+        return sampler.choose(self._logits()[self._batch.first_outputs[part_index] + offset])
+
+    def _logits(self) -> npt.NDArray[np.float32]:
+        """Those of the last batch, a row per output in the order of the batch (llama.h, llama_get_logits).
+
+        The buffer belongs to llama.cpp, which moves it when it grows; rows behind the last output are not to be touched.
+        """
+        if not self._logits_are_known:
+            address = ctypes.addressof(llama.llama_get_logits(self._context).contents)
+            if address != self._logits_at:
+                self._logits_at = address
+                floats = ctypes.c_float * (self.n_outputs_max * self.n_vocab)
+                buffer: Any = floats.from_address(address)
+                rows = np.frombuffer(buffer, np.float32)
+                self._logit_rows = rows.reshape(self.n_outputs_max, self.n_vocab)
+            self._logits_are_known = True
+        return self._logit_rows
 
     # The cache.
 

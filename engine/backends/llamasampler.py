@@ -15,6 +15,7 @@ from typing import Any, Final
 import llama_cpp as llama
 import numpy as np
 
+from engine.backends.greedy import Greedy
 from engine.backends.shortlist import Row, shortlist
 from engine.types import Sampling
 
@@ -34,7 +35,8 @@ class LlamaSampler:
     def __init__(self, chain: Any, *, n_best: int, n_recent: int, accepted: Sequence[int]) -> None:
         self.chain = chain
         self._n_best = n_best if n_best + n_recent <= _MAX_SHORTLIST else 0
-        self._is_argmax = n_best == 1 and n_recent == 0
+        # Where it is set, it is asked instead of the chain.
+        self.greedy: Greedy | None = None
         self._recent: deque[int] = deque(accepted, maxlen=n_recent)
         self._make_room(256)
 
@@ -52,8 +54,8 @@ class LlamaSampler:
 
     def choose(self, row: Row) -> int:
         """The next token from a row of logits; the same as the chain would choose from all of them."""
-        if self._is_argmax:
-            return int(row.argmax())  # of equal ones the first, like the greedy link
+        if self.greedy is not None:
+            return self.greedy.choose(row)
         ids = shortlist(row, self._n_best, self._recent)
         n = len(ids)
         if n > len(self._ids):
@@ -87,9 +89,16 @@ def build_sampler(
         llama.llama_sampler_accept(chain, token)
     if sampling.seed is not None:
         _draw(chain, len(accepted))
-    return LlamaSampler(
+    sampler = LlamaSampler(
         chain, n_best=_n_best(sampling, n_vocab), n_recent=n_recent, accepted=accepted
     )
+    repeat, frequency, presence = _penalties(sampling)
+    lowers = repeat >= 1.0 and presence >= 0.0 and not frequency
+    if _is_greedy(sampling) and not sampler.needs_all and (lowers or not n_recent):
+        sampler.greedy = Greedy(
+            n_recent=n_recent, repeat=repeat, presence=presence, accepted=accepted
+        )
+    return sampler
 
 
 def _is_greedy(sampling: Sampling) -> bool:

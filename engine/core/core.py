@@ -15,24 +15,26 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from engine.backends.base import Backend, BatchPart
+from engine.backends.base import Backend
 from engine.config import EngineConfig
 from engine.core import prefixes
-from engine.core.batch import Planned, decode_what_fits
-from engine.core.drafts import harvest
+from engine.core.batch import Planned
+from engine.core.drafts import choices, harvest
 from engine.core.gate import Gate
-from engine.core.job import Job, keeps_apart
+from engine.core.job import Job, keeps_apart, least_needed, same_talk
 from engine.core.keeper import Keeper
 from engine.core.planner import Planner
+from engine.core.rounds import Rounds, decode_rounds
 from engine.core.scheduler import WaitLine
 from engine.core.teller import Teller
 from engine.errors import EngineError
 from engine.kv.pool import SequencePool
 from engine.kv.tiers import KvTiers
+from engine.text.turnmarks import TurnMarks
 from engine.types import (
     EngineEvent,
     EngineRequest,
@@ -59,18 +61,19 @@ class Core:
         config: EngineConfig,
         emit: Callable[[EngineEvent], None],
         clock: Callable[[], float] = time.monotonic,
-        stop_texts: Sequence[str] = (),
+        turns: TurnMarks = TurnMarks(),  # noqa: B008 - frozen
         tiers: KvTiers | None = None,
     ) -> None:
-        """`stop_texts`: ends of turn that the vocabulary has no control token for; every reply stops at them. `tiers` are
-        the core's from now on: `close` closes them."""
+        """`turns`: every reply stops at its `stop_texts`. `tiers` are the core's from now on: `close` closes them."""
         self._backend = backend
         self._config = config
         self._emit = emit
         self._clock = clock
         # Hears, before each decode, whether a prompt is in the batch: then it may take long.
         self.before_decode: Callable[[bool], None] = lambda _: None
-        self._stop_texts = tuple(stop_texts)
+        # Asked between the rounds of a step whether somebody wants something; if nobody tells, it is always taken to be so.
+        self.is_wanted: Callable[[], bool] = lambda: True
+        self._turns = turns
         self._tell = Teller(emit, clock)
         self._n_parallel = min(config.n_parallel, backend.n_outputs_max)
         self._pool = SequencePool(backend)
@@ -102,6 +105,7 @@ class Core:
         if refusal is not None:
             self._emit(refusal)
             return
+        request = prefixes.with_header(request, self._turns.user_header)
         n_limit = min(self._backend.n_ctx_seq, len(request.prompt_tokens) + request.max_new_tokens)
         tokens = [*request.prompt_tokens, *request.generated_tokens][: self._backend.n_ctx_seq]
         job = Job(request.id, request, False, tokens, n_limit, self._clock())
@@ -200,7 +204,6 @@ class Core:
         self._tell_places()
         if planned:
             self._compute(planned)
-            self._n_steps += 1
         stored = self._keeper.work(self._running.values())
         self._python_s += self._clock() - started - (self._decode_s - decode_s_before)
         return bool(planned or n_admitted or stored)
@@ -238,7 +241,7 @@ class Core:
     def _make_room(self, job: Job) -> bool:
         """Start a job, displacing background work where that is what it takes. False = it must wait."""
         if job.is_warm:
-            if any(other.is_warm or _same_talk(other, job) for other in self._running.values()):
+            if any(other.is_warm or same_talk(other, job) for other in self._running.values()):
                 return False
             if self._pool.trim_idle(job.request.scope, job.request.cache_key, job.tokens):
                 self._remove(job, keep=True)
@@ -248,7 +251,8 @@ class Core:
         else:
             self._stop_warm_up_of(job)
         while not self._try_start(job):
-            victim = self._victim_for(job)
+            needs_slot = not job.is_warm and self._n_replies >= self._n_parallel
+            victim = least_needed(job, self._running.values(), needs_slot=needs_slot)
             if victim is None:
                 return False
             self._displace(victim)
@@ -286,7 +290,7 @@ class Core:
         """Whether the given ids were a whole reply already; then it is finished here."""
         if job.text is not None:
             return False
-        if job.open_reply(self._backend, self._stop_texts):
+        if job.open_reply(self._backend, self._turns.stop_texts):
             reason = FinishReason.STOP
         elif len(job.tokens) >= job.n_limit:
             reason = FinishReason.LENGTH
@@ -301,18 +305,6 @@ class Core:
         if warm is not None:
             self._remove(warm, keep=True)
 
-    def _victim_for(self, job: Job) -> Job | None:
-        """Background work that is less important than `job`, the least important and newest first."""
-        needs_slot = not job.is_warm and self._n_replies >= self._n_parallel
-        less = [
-            other
-            for other in self._running.values()
-            if other.in_background
-            and other.priority > job.priority
-            and not (needs_slot and other.is_warm)
-        ]
-        return max(less, key=lambda other: (other.priority, other.admitted_at), default=None)
-
     def _displace(self, job: Job) -> None:
         """Back to its place in the line; what is computed stays as an idle sequence as long as nobody needs the room."""
         self._leave_sequence(job, keep=True)
@@ -326,19 +318,24 @@ class Core:
 
     def _compute(self, planned: list[Planned]) -> None:
         self.before_decode(not all(job.in_reply for job, _ in planned))
-        started = self._clock()
+        running = self._running.values()
+        n_most = 1 if self._keeper.has_work else self._planner.most_rounds(planned, running)
+
+        def go_on(n_rounds: int) -> bool:
+            return n_rounds < n_most and not self.is_wanted()
+
         try:
-            planned = decode_what_fits(planned, self._backend, self._pool)
+            done = decode_rounds(planned, self._backend, self._pool, self._clock, go_on)
         except Exception as error:  # noqa: BLE001 - whatever it was, it was in this batch
             self._fail_batch(planned, error)
             return
-        elapsed_s = self._clock() - started
-        self._decode_s += elapsed_s
+        self._decode_s += done.decode_s
+        self._n_steps += done.n_rounds
         self._n_failed_batches = 0
-        self._planner.observe(planned, elapsed_s)
-        for index, (job, part) in enumerate(planned):
+        self._planner.observe(done.planned, done.decode_s, done.n_rounds)
+        for index, (job, _) in enumerate(done.planned):
             try:
-                self._apply(index, job, part)
+                self._apply(index, job, done)
             except Exception as error:  # noqa: BLE001 - one broken reply must not end the others
                 # Not `exception=`: pretty tracebacks print local variables, and those are somebody's words.
                 trace = "".join(traceback.format_exception(error))
@@ -360,31 +357,39 @@ class Core:
 
     # Apply.
 
-    def _apply(self, index: int, job: Job, part: BatchPart) -> None:
+    def _apply(self, index: int, job: Job, done: Rounds) -> None:
+        if index in done.faults:
+            raise done.faults[index]
         if job.seq is None:
             return
-        self._pool.extend(job.seq, part.tokens)
+        part = done.planned[index].part
+        self._pool.extend(job.seq, done.computed(index))
         prefixes.publish(job, self._pool)
         self._n_prompt_tokens += max(0, min(job.n_computed, job.n_given) - part.start)
         if job.is_warm:
             if job.n_to_compute == 0:
                 self._remove(job, keep=True)
         elif part.n_outputs and job.sampler is not None:
-            self._add_tokens(index, job, part)
+            if done.chosen:
+                self._add_tokens(job, done.chosen[index])
+            else:
+                tokens = choices(index, job, part, self._backend)
+                self._n_accepted_tokens += self._add_tokens(job, tokens) - 1
         else:
             self._tell.progress(job)
 
-    def _add_tokens(self, index: int, job: Job, part: BatchPart) -> None:
+    def _add_tokens(self, job: Job, tokens: Iterable[int]) -> int:
+        """Go on with a reply. Returns how many of the tokens belong to it."""
         job.first_token_at = job.first_token_at or self._clock()
-        got = harvest(index, job, part, self._backend)
+        got = harvest(job, tokens, self._backend)
         self._n_generated_tokens += got.n_tokens
-        self._n_accepted_tokens += got.n_tokens - 1
         if job.seq is not None:  # the last token is never computed yet; what was guessed wrong goes
             self._pool.cut(job.seq, len(job.tokens) - 1)
         if got.reason is not None:
             self._finish(job, got.reason, got.text, got.thinking)
         else:
             self._tell.delta(job, got.text, got.thinking)
+        return got.n_tokens
 
     # Ends.
 
@@ -443,7 +448,3 @@ class Core:
         if self._line_changed:
             self._line_changed = False
             self._tell.places(self._waiting[request_id] for request_id in self._line.order())
-
-
-def _same_talk(a: Job, b: Job) -> bool:
-    return (a.request.scope, a.request.cache_key) == (b.request.scope, b.request.cache_key)

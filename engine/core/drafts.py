@@ -10,7 +10,7 @@ measured (`GuessCost`), and guesses are added only while they bring more tokens 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice, pairwise
@@ -31,6 +31,10 @@ LEAST_GAIN: Final = 1.05
 KEPT_SPEED: Final = 0.9
 # Then one without: what guesses cost can only be seen beside it.
 MOST_IN_A_ROW: Final = 64
+# While guesses promise fewer tokens than this per step and reply, it is not asked about every token whether it may be guessed
+# (`engine.core.rounds`); and how much of that is the last step's.
+QUIET_GAIN: Final = 0.1
+_GAIN_WEIGHT: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -140,13 +144,23 @@ class Drafter:
         # By the number of replies in the step.
         self._costs: dict[int, GuessCost] = {}
         self._n_in_a_row = 0
+        # Tokens that guesses promised per step and reply, lately.
+        self._gain = 0.0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether guesses bring next to nothing just now."""
+        return self._gain < QUIET_GAIN
 
     def extend(self, planned: list[Planned]) -> list[Planned]:
         """The batch with guesses, where it only goes on with replies; what prompts take of a step is measured otherwise."""
         if not self._enabled or not planned or not all(job.in_reply for job, _ in planned):
             return planned
-        counts = self._counts(planned)
+        odds = [self._odds(job) for job, _ in planned]
+        counts = self._counts(odds)
         self._n_in_a_row = self._n_in_a_row + 1 if any(counts) else 0
+        gain = sum(sum(row[:n]) for row, n in zip(odds, counts, strict=True)) / len(planned)
+        self._gain += _GAIN_WEIGHT * (gain - self._gain)
         return [
             _with_draft(one, n_draft) if n_draft else one
             for one, n_draft in zip(planned, counts, strict=True)
@@ -158,14 +172,13 @@ class Drafter:
             cost = self._costs.setdefault(len(planned), GuessCost(len(planned)))
             cost.observe(count_drafted(planned), elapsed_s)
 
-    def _counts(self, planned: list[Planned]) -> list[int]:
-        odds = [self._odds(job) for job, _ in planned]
-        cost = self._costs.get(len(planned))
+    def _counts(self, odds: list[list[float]]) -> list[int]:
+        cost = self._costs.get(len(odds))
         if cost and any(odds) and self._n_in_a_row < MOST_IN_A_ROW:
-            n_room = min(self._backend.n_outputs_max, self._backend.n_batch) - len(planned)
+            n_room = min(self._backend.n_outputs_max, self._backend.n_batch) - len(odds)
             if costs := cost.curve(n_room):
                 return share_out(odds, costs)
-        return [0] * len(planned)
+        return [0] * len(odds)
 
     def _odds(self, job: Job) -> list[float]:
         if job.lookup is None:
@@ -188,21 +201,28 @@ class Harvest(NamedTuple):
     reason: FinishReason | None
 
 
-def harvest(index: int, job: Job, part: BatchPart, backend: Backend) -> Harvest:
-    """Let the sampler choose behind every output of part `index` that is valid, up to the end of the reply."""
+def choices(index: int, job: Job, part: BatchPart, backend: Backend) -> Iterator[int]:
+    """Let the sampler choose behind every output of part `index` that is valid: as long as the guesses there come true."""
     guesses = part.tokens[len(part.tokens) - part.n_outputs + 1 :]
+    for n, guess in enumerate((*guesses, None)):
+        token = job.choose(index, backend, n)
+        yield token
+        if token != guess:
+            return
+
+
+def harvest(job: Job, tokens: Iterable[int], backend: Backend) -> Harvest:
+    """Take a step's tokens into the reply, up to its end."""
     text = thinking = ""
     n_tokens = 0
-    reason: FinishReason | None = None
-    while reason is None and job.sampler is not None:
-        token = backend.sample(index, job.sampler, n_tokens)
+    for token in tokens:
         n_tokens += 1
         piece, reason = job.take(token, backend)
         text += piece.text
         thinking += piece.thinking
-        if n_tokens > len(guesses) or guesses[n_tokens - 1] != token:
-            break
-    return Harvest(n_tokens, text, thinking, reason)
+        if reason is not None:
+            return Harvest(n_tokens, text, thinking, reason)
+    return Harvest(n_tokens, text, thinking, None)
 
 
 def _with_draft(planned: Planned, n_draft: int) -> Planned:

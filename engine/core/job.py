@@ -103,6 +103,17 @@ class Job:
         """The next token of the reply is all that is missing."""
         return self.first_token_at > 0 and self.n_to_compute == 1
 
+    @property
+    def has_stops(self) -> bool:
+        """Whether strings end the reply, which are seen only once they are complete."""
+        return self.text is not None and self.text.has_stops
+
+    def choose(self, index: int, backend: Backend, offset: int = 0) -> int:
+        """The token behind output `offset` of part `index` of the last batch. Raises ValueError without a sampler."""
+        if self.sampler is None:
+            raise ValueError(f"request {self.id} has no sampler")
+        return backend.sample(index, self.sampler, offset)
+
     def open_reply(self, backend: Backend, stop_texts: tuple[str, ...] = ()) -> bool:
         """Prepare the text and replay the given ids silently. True when they end the reply already."""
         stops = (*self.request.stop, *stop_texts)
@@ -140,3 +151,20 @@ class Job:
 def keeps_apart(job: Job, running: Iterable[Job]) -> bool:
     """Whether `job` may not run beside these: one of them, or it, is a suspect that has to be computed alone."""
     return any(job.request.alone or other.request.alone for other in running)
+
+
+def same_talk(a: Job, b: Job) -> bool:
+    """Whether two jobs are of one conversation."""
+    return (a.request.scope, a.request.cache_key) == (b.request.scope, b.request.cache_key)
+
+
+def least_needed(job: Job, running: Iterable[Job], *, needs_slot: bool) -> Job | None:
+    """Background work that may go for `job`, the least important and newest first. A warm-up gives no slot for a reply."""
+    less = [
+        other
+        for other in running
+        if other.in_background
+        and other.priority > job.priority
+        and not (needs_slot and other.is_warm)
+    ]
+    return max(less, key=lambda other: (other.priority, other.admitted_at), default=None)

@@ -5,7 +5,7 @@ Joins the pure parts (`scheduler`, `lookup`) with jobs and measured times. Start
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from engine.backends.base import Backend
 from engine.config import EngineConfig
@@ -13,6 +13,7 @@ from engine.core.batch import Planned, count_drafted, count_tokens, need_of, par
 from engine.core.courtesy import BackgroundShare
 from engine.core.drafts import Drafter
 from engine.core.job import Job
+from engine.core.rounds import most_rounds
 from engine.core.scheduler import PrefillPace, plan_batch
 from engine.kv.pool import SequencePool
 from engine.types import Priority
@@ -39,8 +40,15 @@ class Planner:
             [part_of(running[grant.id], grant.n_tokens) for grant in grants]
         )
 
-    def observe(self, planned: list[Planned], elapsed_s: float) -> None:
-        """A batch was decoded and took so long; called before its results are applied."""
+    def most_rounds(self, planned: list[Planned], running: Collection[Job]) -> int:
+        """In how many rounds a planned batch may go on by itself."""
+        if not self._drafter.is_quiet:
+            return 1
+        return most_rounds(planned, running, self._backend.memory)
+
+    def observe(self, planned: list[Planned], decode_s: float, n_rounds: int = 1) -> None:
+        """A batch was decoded, in so many rounds, which took so long together; called before its results are applied."""
+        elapsed_s = decode_s / n_rounds
         n_drafted = count_drafted(planned)
         self.n_drafted += n_drafted
         self._drafter.observe(planned, elapsed_s)
@@ -52,6 +60,6 @@ class Planner:
         if n_people:
             self._background.observe(
                 joined=any(job.priority >= Priority.BACKGROUND for job, _ in planned),
-                elapsed_s=elapsed_s,
+                elapsed_s=decode_s,
                 alone_s=self._pace.reply_step_s(n_people),
             )

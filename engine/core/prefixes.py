@@ -6,10 +6,22 @@ meanwhile wait for that, then share its cells. When the builder leaves early, th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec.structs import replace as with_fields
 
 from engine.core.job import Job
 from engine.kv.pool import SequencePool
+from engine.types import EngineRequest
+
+
+def with_header(request: EngineRequest, header: Sequence[int]) -> EngineRequest:
+    """The request with the header of the first question counted as shared, where it comes right behind the system prompt."""
+    start = request.n_shared_prefix
+    end = start + len(header)
+    if not start or not header or request.prompt_tokens[start:end] != tuple(header):
+        return request
+    return with_fields(request, n_shared_prefix=end)
 
 
 def choose_role(job: Job, running: Iterable[Job], pool: SequencePool) -> None:

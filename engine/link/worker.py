@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from engine.backends.base import Backend
     from engine.config import EngineConfig
     from engine.kv.tiers import KvTiers
+    from engine.text.template import ChatTemplate
 
 _log = structlog.get_logger()
 
@@ -256,8 +257,8 @@ def _end_on_thread_failure(args: threading.ExceptHookArgs) -> NoReturn:
     os._exit(EXIT_FAULT)
 
 
-def _load(config: EngineConfig, outbox: Outbox) -> tuple[Backend, TextDesk, tuple[str, ...]]:
-    """The model, the desk that counts with it, and the stop strings that its template needs. Raises EngineConfigError."""
+def _load(config: EngineConfig, outbox: Outbox) -> tuple[Backend, TextDesk, ChatTemplate]:
+    """The model, the desk that counts with it, and its template. Raises EngineConfigError."""
     from engine.backends.base import make_backend
     from engine.text.template import ChatTemplate
 
@@ -277,7 +278,7 @@ def _load(config: EngineConfig, outbox: Outbox) -> tuple[Backend, TextDesk, tupl
     if template.fallback_reason:
         _log.warning("chat_template_missing", detail=template.fallback_reason)
     desk = TextDesk(lambda text: len(tokenize(text, False)), template, outbox.put)
-    return backend, desk, template.stop_texts
+    return backend, desk, template
 
 
 def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Outbox) -> int:
@@ -288,13 +289,20 @@ def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Out
     if not isinstance(hello, wire.Hello):
         raise wire.WireError("the first frame is not a hello")
     try:
-        backend, desk, stop_texts = _load(hello.config, outbox)
+        backend, desk, template = _load(hello.config, outbox)
     except EngineConfigError as error:
         outbox.put(wire.LoadFailed(message=str(error)))
         return EXIT_CONFIG
     tiers = open_tiers(hello.config, backend, lambda: commands.put(Wake()))
-    core = Core(backend, hello.config, outbox.tell, stop_texts=stop_texts, tiers=tiers)
+    core = Core(
+        backend,
+        hello.config,
+        outbox.tell,
+        turns=template.turns,
+        tiers=tiers,
+    )
     core.before_decode = lambda is_long: outbox.flush(everything=is_long)
+    core.is_wanted = lambda: not commands.empty()
     desk.start()
     reader.desk = desk
     outbox.put(wire.Ready(version=wire.WIRE_VERSION, info=backend.info()))

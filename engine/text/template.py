@@ -24,6 +24,7 @@ from engine.text.sandbox import CompiledTemplate, TemplateFault
 from engine.text.specials import SpecialTexts
 from engine.text.thinking import opens_thinking
 from engine.text.tokens import Tokenize, TokenList
+from engine.text.turnmarks import TurnMarks
 from engine.types import ChatMessage, Rendered, Role
 
 MAX_MESSAGES = 4096
@@ -46,7 +47,6 @@ class ChatTemplate:
     `tokenize(text, parse_special)` must add neither BOS nor EOS. `special_texts` are the texts of all control tokens
     (llama.cpp's attributes CONTROL and UNKNOWN).
     `fallback`: the model has no usable template and ChatML is used; `fallback_reason` says why, in one sentence.
-    `stop_texts`: stop strings a reply needs because the vocabulary has no control token for the template's end of turn.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class ChatTemplate:
         self._plain = PlainRenderer(self._plain_text, self._specials, tokenize)
         self.fallback = bool(self.fallback_reason)
         lacks_end = self.fallback and _CHATML_END not in self._specials
-        self.stop_texts: tuple[str, ...] = (_CHATML_END,) if lacks_end else ()
+        stop_texts = (_CHATML_END,) if lacks_end else ()
         self._traits = self._probe_traits()
         self._trims = self._probe_trims() if self._traits else {}
+        self.turns = TurnMarks(stop_texts, tuple(self._probe_user_header()))
 
     def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> Rendered:
         """The ids of a conversation. Raises TemplateFault when it is empty, too large, or the template refuses it."""
@@ -140,6 +141,13 @@ class ChatTemplate:
             role: (not pieces[i].endswith(_PAD), not pieces[i + 1].startswith(_PAD))
             for i, role in enumerate(roles)
         }
+
+    def _probe_user_header(self) -> list[int]:
+        if not (self._traits and self._traits.leading_system):
+            return []
+        slots = [Slot(_S), Slot(_U)]
+        pieces = self._pieces(slots, add_generation_prompt=True)
+        return list(self._tokenize(self._seam(slots, 1, pieces[1])[1], True))
 
     # -- rendering with marks
 

@@ -78,7 +78,7 @@ def test_the_end_of_turn_of_a_template_without_control_tokens_ends_a_reply() -> 
         "", bos_text="", eos_text="", add_bos=False, tokenize=tokenize, special_texts=()
     )
     kit = fake_kit({"reply": "Fine.<|im_end|>\n<|im_start|>user"})
-    kit.core._stop_texts = template.stop_texts
+    kit.core._turns = template.turns
     kit.ask("a")
     kit.run()
     assert kit.text("a") == "Fine."

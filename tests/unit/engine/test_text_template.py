@@ -419,7 +419,7 @@ def test_without_a_usable_template_chatml_is_used_and_said(source, reason):
     template, toy = load_source(source, model)
     assert template.fallback
     assert reason in template.fallback_reason
-    assert template.stop_texts == ("<|im_end|>",)
+    assert template.turns.stop_texts == ("<|im_end|>",)
     rendered = ask(template, say(S, "s"), say(U, "u"))
     assert toy.text(rendered.token_ids) == (
         "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
@@ -430,7 +430,7 @@ def test_a_usable_template_is_no_fallback():
     for name in NAMES:
         template, _ = load(name)
         assert not template.fallback
-        assert template.stop_texts == ()
+        assert template.turns.stop_texts == ()
 
 
 def test_what_cannot_be_rendered_is_one_clear_fault():

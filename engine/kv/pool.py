@@ -185,8 +185,10 @@ class SequencePool:
 
     def has_prefix(self, scope: str, tokens: Sequence[int]) -> bool:
         """Whether exactly these tokens are kept as a shared prefix of the scope."""
-        prefix = self._best_prefix(scope, tokens)
-        return prefix is not None and len(prefix.tokens) == len(tokens)
+        wanted = list(tokens)
+        return any(
+            seq.is_prefix and seq.scope == scope and seq.tokens == wanted for seq in self._seqs
+        )
 
     def publish_prefix(self, seq: Seq, n_tokens: int) -> None:
         """Keep the first `n_tokens` of a sequence as a shared prefix of its scope, if a place for it can be found."""
@@ -327,14 +329,11 @@ class SequencePool:
         return n_same
 
     def _best_prefix(self, scope: str, tokens: Sequence[int]) -> Seq | None:
-        known = [
-            seq
-            for seq in self._seqs
-            if seq.is_prefix
-            and seq.scope == scope
-            and seq.tokens == list(tokens[: len(seq.tokens)])
-        ]
-        return max(known, key=lambda seq: len(seq.tokens), default=None)
+        """The shared prefix that serves these tokens best; one that goes on otherwise serves with its beginning, too."""
+        prefixes = [seq for seq in self._seqs if seq.is_prefix and seq.scope == scope]
+        if self._backend.memory is not MemoryKind.ATTENTION:
+            prefixes = [seq for seq in prefixes if seq.tokens == list(tokens[: len(seq.tokens)])]
+        return max(prefixes, key=lambda seq: common_length(seq.tokens, tokens), default=None)
 
     def _idle_of(self, scope: str, key: str) -> Seq | None:
         return next(iter(self._select(scope=scope, key=key)), None) if key else None

@@ -174,6 +174,9 @@ def test_penalties_see_accepted_ids(backend: LlamaBackend) -> None:
     [
         Sampling(temperature=0.0),
         Sampling(temperature=0.0, repeat_penalty=1.05),
+        Sampling(temperature=0.0, repeat_penalty=1.5, repeat_last_n=6, presence_penalty=0.7),
+        Sampling(temperature=0.0, repeat_penalty=1.2, frequency_penalty=0.6),
+        Sampling(temperature=0.0, repeat_penalty=0.9, presence_penalty=-0.5),
         Sampling(seed=5, repeat_penalty=1.1),
         Sampling(seed=7, top_k=5, frequency_penalty=0.5, presence_penalty=-0.5),
         Sampling(seed=9, top_k=100, min_p=0.0, top_p=1.0, temperature=1.5, repeat_penalty=0.9),

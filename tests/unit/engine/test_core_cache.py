@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.text.turnmarks import TurnMarks
 from engine.types import Priority, Started
 from tests.support.corekit import CoreKit, fake_kit
 
@@ -95,6 +96,29 @@ def test_the_system_prompt_is_computed_once_per_scope() -> None:
     # One copy of its cells, however many share them.
     n_tails = sum(len(r.prompt_tokens) - n_shared + N_REPLY for r in requests)
     assert kit.core.stats().kv_cells_used == n_shared + n_tails
+
+
+def test_the_header_of_the_first_question_is_shared_where_it_is_as_expected() -> None:
+    kit = fake_kit(n_ctx=1024)
+    header = tuple(kit.ids("<|im_start|>user\n"))
+    kit.core._turns = TurnMarks(user_header=header)
+    first = kit.ask("a", "one", cache_key="k1")
+    kit.run()
+    kit.ask("b", "two", cache_key="k2")
+    kit.run()
+    assert kit.cached("b") == first.n_shared_prefix + len(header)
+    # A question that begins otherwise (its first characters melt into the header) shares the system prompt still.
+    system = kit.ids("<|im_start|>system\nYou are terse.<|im_end|>\n")
+    odd = (*system, *header[:-1], *kit.ids("\tthree"))
+    kit.ask("c", cache_key="k3", prompt_tokens=odd)
+    kit.run()
+    assert kit.cached("c") == first.n_shared_prefix + len(header) - 1
+    # Without a system prompt nothing is shared.
+    kit.ask("d", "four", cache_key="k4", n_shared_prefix=0, scope="other")
+    kit.run()
+    kit.ask("e", "five", cache_key="k5", n_shared_prefix=0, scope="other")
+    kit.run()
+    assert kit.cached("e") == 0
 
 
 def test_the_shared_prefix_outlives_the_conversation_that_made_it() -> None:

@@ -433,6 +433,19 @@ def test_a_usable_template_is_no_fallback():
         assert template.turns.stop_texts == ()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_header_of_the_first_question_is_what_comes_behind_the_system_prompt(name):
+    template, toy = load(name)
+    header = template.turns.user_header
+    rendered = ask(template, say(S, "s"), say(U, "u"))
+    n_sure = max(
+        0, len(header) - 1
+    )  # the last one may melt with the question's first characters ("USER: u")
+    assert rendered.token_ids[rendered.starts[1] :][:n_sure] == header[:n_sure]
+    if name == "chatml":
+        assert toy.text(header) == "<|im_start|>user\n"
+
+
 def test_what_cannot_be_rendered_is_one_clear_fault():
     template, _ = load("chatml")
     with pytest.raises(TemplateFault, match="at least one message"):

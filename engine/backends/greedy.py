@@ -49,10 +49,11 @@ class Greedy:
         row[recent] = values
         # A positive value is divided, any other multiplied: whichever is less, as `repeat` is no less than 1.
         lowered = np.minimum(values * self._repeat, values / self._repeat) - self._presence
-        at = int(lowered.argmax())
-        if lowered[at] == other_value:
-            return min(int(recent[at]), other)
-        return int(recent[at]) if lowered[at] > other_value else other
+        highest = lowered.max()
+        if highest < other_value:
+            return other
+        firsts = [int(token) for token in recent[lowered == highest]]
+        return min([*firsts, other] if highest == other_value else firsts, default=other)
 
     def _note(self, token: int) -> None:
         if len(self._recent):

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, MemoryKind
 from engine.config import EngineConfig
 from engine.core import prefixes
 from engine.core.batch import Planned
-from engine.core.drafts import choices, harvest
+from engine.core.drafts import harvest
 from engine.core.gate import Gate
+from engine.core.harvest import Harvest
 from engine.core.job import Job, keeps_apart, least_needed, same_talk
 from engine.core.keeper import Keeper
 from engine.core.planner import Planner
@@ -105,7 +106,8 @@ class Core:
         if refusal is not None:
             self._emit(refusal)
             return
-        request = prefixes.with_header(request, self._turns.user_header)
+        if self._backend.memory is MemoryKind.ATTENTION:
+            request = prefixes.with_header(request, self._turns.user_header)
         n_limit = min(self._backend.n_ctx_seq, len(request.prompt_tokens) + request.max_new_tokens)
         tokens = [*request.prompt_tokens, *request.generated_tokens][: self._backend.n_ctx_seq]
         job = Job(request.id, request, False, tokens, n_limit, self._clock())
@@ -349,6 +351,7 @@ class Core:
             self._fail(
                 job, FailureCode.DECODE, f"the model failed on this batch: {error}", retryable=True
             )
+        self._n_steps += 1
         self._n_failed_batches += 1
         if self._n_failed_batches >= MAX_FAILED_BATCHES:
             raise EngineError(
@@ -358,38 +361,35 @@ class Core:
     # Apply.
 
     def _apply(self, index: int, job: Job, done: Rounds) -> None:
-        if index in done.faults:
-            raise done.faults[index]
         if job.seq is None:
             return
-        part = done.planned[index].part
-        self._pool.extend(job.seq, done.computed(index))
+        part, rounds = done.planned[index].part, done.harvests
+        if not rounds:
+            self._pool.extend(job.seq, part.tokens)
         prefixes.publish(job, self._pool)
         self._n_prompt_tokens += max(0, min(job.n_computed, job.n_given) - part.start)
         if job.is_warm:
             if job.n_to_compute == 0:
                 self._remove(job, keep=True)
         elif part.n_outputs and job.sampler is not None:
-            if done.chosen:
-                self._add_tokens(job, done.chosen[index])
-            else:
-                tokens = choices(index, job, part, self._backend)
-                self._n_accepted_tokens += self._add_tokens(job, tokens) - 1
+            job.first_token_at = job.first_token_at or self._clock()
+            got = rounds[index] if rounds else harvest(index, job, part, self._backend)
+            if got.fault is not None:
+                raise got.fault
+            # What is more than a token per decode were guesses that came true.
+            self._n_accepted_tokens += len(got.tokens) - done.n_rounds
+            self._add_tokens(job, got)
         else:
             self._tell.progress(job)
 
-    def _add_tokens(self, job: Job, tokens: Iterable[int]) -> int:
-        """Go on with a reply. Returns how many of the tokens belong to it."""
-        job.first_token_at = job.first_token_at or self._clock()
-        got = harvest(job, tokens, self._backend)
-        self._n_generated_tokens += got.n_tokens
+    def _add_tokens(self, job: Job, got: Harvest) -> None:
+        self._n_generated_tokens += len(got.tokens)
         if job.seq is not None:  # the last token is never computed yet; what was guessed wrong goes
             self._pool.cut(job.seq, len(job.tokens) - 1)
         if got.reason is not None:
             self._finish(job, got.reason, got.text, got.thinking)
         else:
             self._tell.delta(job, got.text, got.thinking)
-        return got.n_tokens
 
     # Ends.
 

@@ -10,19 +10,19 @@ measured (`GuessCost`), and guesses are added only while they bring more tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice, pairwise
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from engine.backends.base import Backend, BatchPart, MemoryKind
 from engine.core.batch import Planned, count_drafted
+from engine.core.harvest import Harvest
 from engine.core.job import Job
 from engine.core.lookup import Lookup
 from engine.kv.pool import SequencePool
-from engine.types import FinishReason
 
 MAX_DRAFT_TOKENS: Final = 15
 # How likely guesses are and what they cost is never known exactly, so they have to promise this much more tokens per second;
@@ -192,37 +192,16 @@ class Drafter:
         return job.lookup.odds(n_room)
 
 
-class Harvest(NamedTuple):
-    """What a step brought for one reply. `reason`: why it ends with it."""
-
-    n_tokens: int
-    text: str
-    thinking: str
-    reason: FinishReason | None
-
-
-def choices(index: int, job: Job, part: BatchPart, backend: Backend) -> Iterator[int]:
-    """Let the sampler choose behind every output of part `index` that is valid: as long as the guesses there come true."""
+def harvest(index: int, job: Job, part: BatchPart, backend: Backend) -> Harvest:
+    """Let the sampler choose behind every output of part `index` that is valid: as long as the guesses there come true, up
+    to the end of the reply."""
     guesses = part.tokens[len(part.tokens) - part.n_outputs + 1 :]
+    got = Harvest()
     for n, guess in enumerate((*guesses, None)):
         token = job.choose(index, backend, n)
-        yield token
-        if token != guess:
-            return
-
-
-def harvest(job: Job, tokens: Iterable[int], backend: Backend) -> Harvest:
-    """Take a step's tokens into the reply, up to its end."""
-    text = thinking = ""
-    n_tokens = 0
-    for token in tokens:
-        n_tokens += 1
-        piece, reason = job.take(token, backend)
-        text += piece.text
-        thinking += piece.thinking
-        if reason is not None:
-            return Harvest(n_tokens, text, thinking, reason)
-    return Harvest(n_tokens, text, thinking, None)
+        if not got.take(job, token, backend) or token != guess:
+            break
+    return got
 
 
 def _with_draft(planned: Planned, n_draft: int) -> Planned:

@@ -44,7 +44,7 @@ class Planner:
         """In how many rounds a planned batch may go on by itself."""
         if not self._drafter.is_quiet:
             return 1
-        return most_rounds(planned, running, self._backend.memory)
+        return most_rounds(planned, running)
 
     def observe(self, planned: list[Planned], decode_s: float, n_rounds: int = 1) -> None:
         """A batch was decoded, in so many rounds, which took so long together; called before its results are applied."""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.backends.base import Backend, BatchPart, DecodeStatus, MemoryKind
+from engine.backends.base import Backend, BatchPart, DecodeStatus
 from engine.core.batch import Planned, count_drafted, decode_what_fits
+from engine.core.harvest import Harvest
 from engine.core.job import Job
 from engine.kv.pool import SequencePool
 
@@ -25,32 +26,23 @@ LONGEST_S: Final = 0.1
 
 @dataclass(slots=True)
 class Rounds:
-    """What was decoded. `chosen` holds, for each part, the tokens behind it, one per round, where they are chosen already;
-    `faults` says by the part's number why one could not be. `decode_s` is the time within the backend."""
+    """What was decoded. `harvests` holds what each part brought, a token per round, where that was chosen on the way; then
+    the sequences are told of what they hold, too. `decode_s` is the time within the backend."""
 
     planned: list[Planned]
     decode_s: float
     n_rounds: int = 1
-    chosen: list[list[int]] = field(default_factory=list)
-    faults: dict[int, Exception] = field(default_factory=dict)
-
-    def computed(self, index: int) -> Sequence[int]:
-        """The tokens of part `index` that its sequence holds now: its own, and all that were chosen but the last."""
-        tokens = self.planned[index].part.tokens
-        return [*tokens, *self.chosen[index][: self.n_rounds - 1]] if self.chosen else tokens
+    harvests: list[Harvest] = field(default_factory=list)
 
 
-def most_rounds(planned: Sequence[Planned], running: Collection[Job], memory: MemoryKind) -> int:
+def most_rounds(planned: Sequence[Planned], running: Collection[Job]) -> int:
     """How many rounds may follow each other at most: 1 where somebody's turn may be another one in the next step."""
     if len(planned) < len(running) or count_drafted(planned):
         return 1
     jobs = [job for job, _ in planned]
     if not all(job.in_reply for job in jobs) or len({job.in_background for job in jobs}) > 1:
         return 1
-    # What is computed behind a stop string has to go again.
-    if memory is not MemoryKind.ATTENTION and any(job.has_stops for job in jobs):
-        return 1
-    return min(MOST_ROUNDS, *(job.n_limit - len(job.tokens) for job in jobs))
+    return MOST_ROUNDS
 
 
 def decode_rounds(
@@ -64,40 +56,41 @@ def decode_rounds(
 
     Raises DecodeFailed, and whatever else the backend raises for a decode.
     """
-    started = clock()
+    begun = clock()
     fitting = decode_what_fits(planned, backend, pool)
-    done = Rounds(fitting, clock() - started)
+    done = Rounds(fitting, clock() - begun)
     if fitting is not planned or not go_on(1):
         return done
-    done.chosen = [[] for _ in planned]
-    while not _choose(done, backend) and _has_time(done) and go_on(done.n_rounds):
+    done.harvests = [Harvest() for _ in planned]
+    _extend(planned, [part for _, part in planned], pool)
+    while _choose(done, backend) and go_on(done.n_rounds):
         n = done.n_rounds
-        parts = [
-            BatchPart(part.seq_id, part.start + n, chosen[-1:], 1)
-            for (_, part), chosen in zip(planned, done.chosen, strict=True)
-        ]
         started = clock()
+        if (started - begun) * (1 + 1 / n) > LONGEST_S:
+            break
+        parts = [
+            BatchPart(part.seq_id, part.start + n, got.tokens[-1:], 1)
+            for (_, part), got in zip(planned, done.harvests, strict=True)
+        ]
         if backend.decode(parts) is not DecodeStatus.DONE:
             break  # the next step finds out what to do about it
         done.decode_s += clock() - started
         done.n_rounds += 1
+        _extend(planned, parts, pool)
     return done
 
 
+def _extend(planned: list[Planned], parts: list[BatchPart], pool: SequencePool) -> None:
+    for (job, _), part in zip(planned, parts, strict=True):
+        if job.seq is not None:
+            pool.extend(job.seq, part.tokens)
+
+
 def _choose(done: Rounds, backend: Backend) -> bool:
-    """The next token of everybody. True when that ends a reply, or somebody has none."""
-    is_over = False
-    for index, (job, _) in enumerate(done.planned):
+    """The next token of everybody. False when that ends a reply, or somebody has none."""
+    for index, ((job, _), got) in enumerate(zip(done.planned, done.harvests, strict=True)):
         try:
-            token = job.choose(index, backend)
+            got.take(job, job.choose(index, backend), backend)
         except Exception as error:  # noqa: BLE001 - one broken reply must not end the others
-            done.faults[index] = error
-            is_over = True
-            continue
-        done.chosen[index].append(token)
-        is_over = is_over or backend.is_eog(token)
-    return is_over
-
-
-def _has_time(done: Rounds) -> bool:
-    return done.decode_s * (1 + 1 / done.n_rounds) <= LONGEST_S
+            got.fault = error
+    return not any(got.is_over for got in done.harvests)

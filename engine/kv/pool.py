@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
 from engine.backends.base import Backend, MemoryKind
 
 _log = structlog.get_logger()
+
+_MAX_OTHERS: Final = 16  # tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -328,11 +331,17 @@ class SequencePool:
         return n_same
 
     def _best_prefix(self, scope: str, tokens: Sequence[int]) -> Seq | None:
-        """The shared prefix that serves these tokens best; one that goes on otherwise serves with its beginning, too."""
-        prefixes = [seq for seq in self._seqs if seq.is_prefix and seq.scope == scope]
-        if self._backend.memory is not MemoryKind.ATTENTION:
-            prefixes = [seq for seq in prefixes if seq.tokens == list(tokens[: len(seq.tokens)])]
-        return max(prefixes, key=lambda seq: common_length(seq.tokens, tokens), default=None)
+        """The longest shared prefix of these tokens. Its last few may be others (a question's header that the question melts
+        into) where a beginning can be copied; whoever shares less than that waits for a prefix of his own to be built."""
+        n_others = _MAX_OTHERS if self._backend.memory is MemoryKind.ATTENTION else 0
+        known = [
+            (n_same, seq)
+            for seq in self._seqs
+            if seq.is_prefix
+            and seq.scope == scope
+            and (n_same := common_length(seq.tokens, tokens)) >= max(1, len(seq.tokens) - n_others)
+        ]
+        return max(known, key=lambda found: found[0], default=(0, None))[1]
 
     def _idle_of(self, scope: str, key: str) -> Seq | None:
         return next(iter(self._select(scope=scope, key=key)), None) if key else None

@@ -107,18 +107,43 @@ def test_the_header_of_the_first_question_is_shared_where_it_is_as_expected() ->
     kit.ask("b", "two", cache_key="k2")
     kit.run()
     assert kit.cached("b") == first.n_shared_prefix + len(header)
-    # A question that begins otherwise (its first characters melt into the header) shares the system prompt still.
+    # Questions that begin otherwise (the first characters melt into the header) share all before that.
     system = kit.ids("<|im_start|>system\nYou are terse.<|im_end|>\n")
-    odd = (*system, *header[:-1], *kit.ids("\tthree"))
-    kit.ask("c", cache_key="k3", prompt_tokens=odd)
+    for name in "cx":
+        odd = (*system, *header[:-1], *kit.ids(f"\tthree {name}"))
+        kit.ask(name, cache_key=f"k{name}", prompt_tokens=odd)
+        kit.run()
+    assert kit.cached("x") == first.n_shared_prefix + len(header) - 1
+    kit.ask("y", "six", cache_key="ky")
     kit.run()
-    assert kit.cached("c") == first.n_shared_prefix + len(header) - 1
+    assert kit.cached("y") == first.n_shared_prefix + len(header)
     # Without a system prompt nothing is shared.
     kit.ask("d", "four", cache_key="k4", n_shared_prefix=0, scope="other")
     kit.run()
     kit.ask("e", "five", cache_key="k5", n_shared_prefix=0, scope="other")
     kit.run()
     assert kit.cached("e") == 0
+
+
+@pytest.mark.parametrize("memory", ["sliding", "recurrent"])
+def test_the_header_is_not_shared_where_a_prefix_serves_as_a_whole_only(memory: str) -> None:
+    kit = fake_kit({"memory": memory, "n_swa": "400" if memory == "sliding" else "0"}, n_ctx=1024)
+    kit.core._turns = TurnMarks(user_header=tuple(kit.ids("<|im_start|>user\n")))
+    first = kit.ask("a", "one", cache_key="k1")
+    kit.run()
+    kit.ask("b", "two", cache_key="k2")
+    kit.run()
+    assert kit.cached("b") == first.n_shared_prefix
+
+
+def test_a_new_system_prompt_is_computed_once_also_beside_an_older_one() -> None:
+    kit = fake_kit(n_ctx=1024, n_batch=64)
+    kit.ask("old", "hi", system="a" * 60, cache_key="old")
+    kit.run()
+    requests = [kit.ask(f"r{i}", f"q{i}", system="b" * 200, cache_key=f"k{i}") for i in range(4)]
+    kit.run()
+    n_shared = requests[0].n_shared_prefix
+    assert [kit.cached(f"r{i}") for i in range(4)] == [0, n_shared, n_shared, n_shared]
 
 
 def test_the_shared_prefix_outlives_the_conversation_that_made_it() -> None:

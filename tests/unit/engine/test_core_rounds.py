@@ -196,7 +196,35 @@ def test_slow_steps_are_not_repeated_and_fast_ones_end_in_time() -> None:
         assert n_rounds == 1 or n_rounds * step_s <= LONGEST_S
 
 
-# Where the memory cannot go back.
+def test_whoever_waits_begins_as_soon_as_a_stop_string_ends_the_reply_before_him() -> None:
+    kit = running_on(n_parallel=1)
+    kit.ask("a", stop=(" q",), n_shared_prefix=0)
+    kit.ask("b", n_shared_prefix=0)
+    kit.run()
+    assert kit.text("a") == TEXT[: TEXT.index(" q")]
+    # Its prompt is the next thing that is decoded; nothing is computed behind a stop.
+    batches = kit.backend.batches  # type: ignore[attr-defined]
+    starts = [i for i, batch in enumerate(batches) if batch[0].start == 0]
+    n_until_stop = TEXT.index(" q") + len(" q")
+    assert starts[1] - starts[0] == n_until_stop
+
+
+def test_the_time_of_choosing_counts_as_well() -> None:
+    kit = running_on()
+    original = kit.backend.sample
+
+    def sample(part_index: int, sampler: Any, offset: int = 0) -> int:
+        kit.clock.now += 0.02
+        return original(part_index, sampler, offset)
+
+    kit.backend.sample = sample  # type: ignore[method-assign]
+    kit.ask("a")
+    into_replies(kit, "a")
+    kit.step()
+    assert ids_per_delta(kit, "a")[-1] <= 5
+
+
+# What is kept.
 
 
 @pytest.mark.parametrize("memory", ["attention", "sliding", "recurrent"])
@@ -215,7 +243,7 @@ def test_nothing_behind_a_stop_string_is_kept_and_nothing_before_it_is_lost(memo
 
 
 @pytest.mark.parametrize("memory", ["attention", "sliding", "recurrent"])
-def test_without_stop_strings_every_memory_goes_on_in_rounds(memory: str) -> None:
+def test_every_memory_goes_on_in_rounds(memory: str) -> None:
     kit = running_on({"memory": memory, "n_swa": "16" if memory == "sliding" else "0"})
     kit.ask("a", cache_key="k")
     kit.run()

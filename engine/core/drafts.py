@@ -199,8 +199,10 @@ def harvest(index: int, job: Job, part: BatchPart, backend: Backend) -> Harvest:
     got = Harvest()
     for n, guess in enumerate((*guesses, None)):
         token = job.choose(index, backend, n)
-        if not got.take(job, token, backend) or token != guess:
+        got.add(job, token, backend)
+        if got.is_over or token != guess:
             break
+    got.catch_up(job, backend)
     return got
 
 

@@ -103,6 +103,11 @@ class Job:
         """The next token of the reply is all that is missing."""
         return self.first_token_at > 0 and self.n_to_compute == 1
 
+    @property
+    def has_stops(self) -> bool:
+        """Whether strings may end the reply, which are seen only in its text."""
+        return self.text is not None and self.text.has_stops
+
     def choose(self, index: int, backend: Backend, offset: int = 0) -> int:
         """The token behind output `offset` of part `index` of the last batch. Raises ValueError without a sampler."""
         if self.sampler is None:

@@ -77,6 +77,7 @@ def decode_rounds(
         done.decode_s += clock() - started
         done.n_rounds += 1
         _extend(planned, parts, pool)
+    _catch_up(done, backend)
     return done
 
 
@@ -90,7 +91,15 @@ def _choose(done: Rounds, backend: Backend) -> bool:
     """The next token of everybody. False when that ends a reply, or somebody has none."""
     for index, ((job, _), got) in enumerate(zip(done.planned, done.harvests, strict=True)):
         try:
-            got.take(job, job.choose(index, backend), backend)
+            got.add(job, job.choose(index, backend), backend)
         except Exception as error:  # noqa: BLE001 - one broken reply must not end the others
             got.fault = error
     return not any(got.is_over for got in done.harvests)
+
+
+def _catch_up(done: Rounds, backend: Backend) -> None:
+    for (job, _), got in zip(done.planned, done.harvests, strict=True):
+        try:
+            got.catch_up(job, backend)
+        except Exception as error:  # noqa: BLE001 - as above
+            got.fault = error

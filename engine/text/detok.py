@@ -55,6 +55,11 @@ class StopMatcher:
         self._held = ""
         self.stopped = False
 
+    @property
+    def has_any(self) -> bool:
+        """Whether it looks for anything."""
+        return bool(self._stops)
+
     def push(self, text: str) -> str:
         """The text that is certain to be before any stop string; sets `stopped` when one is complete."""
         if not self._stops or not text:

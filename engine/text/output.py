@@ -69,6 +69,11 @@ class ReplyText:
         self._n_visible = 0
 
     @property
+    def has_stops(self) -> bool:
+        """Whether there are stop strings at all."""
+        return self._stops.has_any
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string has been completed."""
         return self._stops.stopped

@@ -26,6 +26,15 @@ class LlamaBatch:
             *(ctypes.cast(start + size * i, pointer) for i in range(n_max))
         )
         self._outputs = (ctypes.c_int8 * n_max)()
+        self._batch = llama.llama_batch(
+            0,
+            self._tokens,
+            None,
+            self._positions,
+            self._n_seq_ids,
+            self._seq_id_pointers,
+            self._outputs,
+        )
         # Per part: the rows that have logits.
         self.output_rows: list[range] = []
         # Per part: how many outputs of the batch come before its own.
@@ -39,21 +48,20 @@ class LlamaBatch:
         for part in parts:
             n = len(part.tokens)
             end = at + n
-            self._tokens[at:end] = list(part.tokens)
-            self._positions[at:end] = range(part.start, part.start + n)
-            self._seq_ids[at:end] = [part.seq_id] * n
-            self._outputs[at:end] = [0] * n
-            self._outputs[end - part.n_outputs : end] = [1] * part.n_outputs
+            if n == 1:  # the next token of a reply: nearly all that there is
+                self._tokens[at] = part.tokens[0]
+                self._positions[at] = part.start
+                self._seq_ids[at] = part.seq_id
+                self._outputs[at] = part.n_outputs
+            else:
+                self._tokens[at:end] = list(part.tokens)
+                self._positions[at:end] = range(part.start, part.start + n)
+                self._seq_ids[at:end] = [part.seq_id] * n
+                self._outputs[at:end] = [0] * n
+                self._outputs[end - part.n_outputs : end] = [1] * part.n_outputs
             self.output_rows.append(range(end - part.n_outputs, end))
             self.first_outputs.append(n_outputs)
             n_outputs += part.n_outputs
             at = end
-        return llama.llama_batch(
-            at,
-            self._tokens,
-            None,
-            self._positions,
-            self._n_seq_ids,
-            self._seq_id_pointers,
-            self._outputs,
-        )
+        self._batch.n_tokens = at
+        return self._batch

@@ -288,14 +288,16 @@ class LlamaBackend:
         return build_sampler(sampling, accepted, n_vocab=self.n_vocab, n_last_max=self.n_ctx_seq)
 
     def decode(self, parts: Sequence[BatchPart]) -> DecodeStatus:
-        n_tokens = sum(len(part.tokens) for part in parts)
-        n_outputs = sum(part.n_outputs for part in parts)
+        n_tokens = n_outputs = 0
+        for part in parts:
+            if not 0 <= part.seq_id < self.n_seq_max:
+                raise ValueError("a sequence id is out of range")
+            if not 0 <= part.n_outputs <= len(part.tokens):
+                raise ValueError("a part of the batch has more outputs than tokens")
+            n_tokens += len(part.tokens)
+            n_outputs += part.n_outputs
         if not 0 < n_tokens <= self.n_batch or n_outputs > self.n_outputs_max:
             raise ValueError(f"a batch of {n_tokens} tokens and {n_outputs} outputs is too big")
-        if not all(0 <= part.seq_id < self.n_seq_max for part in parts):
-            raise ValueError("a sequence id is out of range")
-        if not all(0 <= part.n_outputs <= len(part.tokens) for part in parts):
-            raise ValueError("a part of the batch has more outputs than tokens")
         self._set_threads(self._threads.threads_for(n_tokens, time.monotonic()))
         self._logits_are_known = False
         started = time.perf_counter()

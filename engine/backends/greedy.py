@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Row = npt.NDArray[np.float32]
+from engine.backends.shortlist import Ids, Row
 
 
 class Greedy:
@@ -41,7 +40,7 @@ class Greedy:
         self._note(best)
         return best
 
-    def _best_of_all(self, row: Row, recent: npt.NDArray[np.int64]) -> int:
+    def _best_of_all(self, row: Row, recent: Ids) -> int:
         values = row[recent]
         row[recent] = -np.inf
         other = int(row.argmax())

@@ -29,7 +29,7 @@ def choose_role(job: Job, running: Iterable[Job], pool: SequencePool) -> None:
     if not job.n_shared or pool.has_prefix(job.request.scope, job.prefix):
         return
     if _has_builder(job, running):
-        job.awaits_prefix = job.n_computed == 0
+        job.awaits_prefix = job.n_computed < job.n_shared
     else:
         job.builds_prefix = True
 
@@ -50,8 +50,8 @@ def bind(running: Collection[Job], pool: SequencePool) -> list[Job]:
         if job.awaits_prefix and job.seq and not _has_builder(job, running):
             job.awaits_prefix = False
             pool.adopt_prefix(job.seq, job.tokens)
-            # Still nothing: the builder was cancelled, or there was no place to keep the prefix.
-            job.builds_prefix = job.n_computed == 0
+            # Not all of it: the builder was cancelled, or there was no place to keep the prefix.
+            job.builds_prefix = job.n_computed < job.n_shared
             released.append(job)
     return released
 

@@ -16,15 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import structlog
 
 from engine.backends.base import Backend, MemoryKind
 
 _log = structlog.get_logger()
-
-_MAX_OTHERS: Final = 16  # tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -209,10 +206,12 @@ class SequencePool:
                 self._drop(prefix)
 
     def adopt_prefix(self, seq: Seq, tokens: Sequence[int]) -> None:
-        """Fill an empty running sequence from a shared prefix that has become known meanwhile, if there is one."""
+        """Fill a running sequence from a shared prefix that has become known meanwhile, if it holds more than the sequence."""
         prefix = self._best_prefix(seq.scope, tokens)
-        if prefix is not None and not seq.tokens:
-            self._share(prefix, seq, self._reusable(prefix.tokens, tokens))
+        n_known = self._reusable(prefix.tokens, tokens) if prefix else 0
+        if prefix is not None and n_known > len(seq.tokens):
+            self.cut(seq, 0)
+            self._share(prefix, seq, n_known)
 
     # Throwing out.
 
@@ -331,17 +330,11 @@ class SequencePool:
         return n_same
 
     def _best_prefix(self, scope: str, tokens: Sequence[int]) -> Seq | None:
-        """The longest shared prefix of these tokens. Its last few may be others (a question's header that the question melts
-        into) where a beginning can be copied; whoever shares less than that waits for a prefix of his own to be built."""
-        n_others = _MAX_OTHERS if self._backend.memory is MemoryKind.ATTENTION else 0
-        known = [
-            (n_same, seq)
-            for seq in self._seqs
-            if seq.is_prefix
-            and seq.scope == scope
-            and (n_same := common_length(seq.tokens, tokens)) >= max(1, len(seq.tokens) - n_others)
-        ]
-        return max(known, key=lambda found: found[0], default=(0, None))[1]
+        """The shared prefix that has most in common with these tokens; all of it where a beginning cannot be copied."""
+        known = [seq for seq in self._seqs if seq.is_prefix and seq.scope == scope]
+        if self._backend.memory is not MemoryKind.ATTENTION:
+            known = [seq for seq in known if seq.tokens == list(tokens[: len(seq.tokens)])]
+        return max(known, key=lambda seq: common_length(seq.tokens, tokens), default=None)
 
     def _idle_of(self, scope: str, key: str) -> Seq | None:
         return next(iter(self._select(scope=scope, key=key)), None) if key else None

@@ -294,13 +294,7 @@ def _serve(reader: Reader, commands: queue.SimpleQueue[LoopCommand], outbox: Out
         outbox.put(wire.LoadFailed(message=str(error)))
         return EXIT_CONFIG
     tiers = open_tiers(hello.config, backend, lambda: commands.put(Wake()))
-    core = Core(
-        backend,
-        hello.config,
-        outbox.tell,
-        turns=template.turns,
-        tiers=tiers,
-    )
+    core = Core(backend, hello.config, outbox.tell, turns=template.turns, tiers=tiers)
     core.before_decode = lambda is_long: outbox.flush(everything=is_long)
     core.is_wanted = lambda: not commands.empty()
     desk.start()

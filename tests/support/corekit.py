@@ -203,3 +203,16 @@ def fake_kit(script: dict[str, str] | None = None, **fields: Any) -> CoreKit:
     }
     config = EngineConfig(**(settings | fields))
     return CoreKit(WatchedFake(config), config)
+
+
+def assert_same_reply(a: CoreKit, b: CoreKit, request_id: str) -> None:
+    """What a request got is the same in both, however it was cut into deltas."""
+    assert a.token_ids(request_id) == b.token_ids(request_id)
+    assert (a.text(request_id), a.thinking(request_id)) == (
+        b.text(request_id),
+        b.thinking(request_id),
+    )
+    ends = a.finished(request_id), b.finished(request_id)
+    assert ends[0].reason == ends[1].reason
+    assert (ends[0].answer_start, ends[0].n_answer) == (ends[1].answer_start, ends[1].n_answer)
+    assert ends[0].usage.n_generated == ends[1].usage.n_generated

@@ -136,14 +136,32 @@ def test_the_header_is_not_shared_where_a_prefix_serves_as_a_whole_only(memory: 
     assert kit.cached("b") == first.n_shared_prefix
 
 
-def test_a_new_system_prompt_is_computed_once_also_beside_an_older_one() -> None:
+@pytest.mark.parametrize("older", ["a" * 60, "ab", "b" * 100])
+def test_a_new_system_prompt_is_computed_once_also_beside_an_older_one(older: str) -> None:
+    """However much the two have in common: the first one computes what is missing, the others wait for that."""
     kit = fake_kit(n_ctx=1024, n_batch=64)
-    kit.ask("old", "hi", system="a" * 60, cache_key="old")
+    kit.ask("old", "hi", system=older, cache_key="old")
     kit.run()
     requests = [kit.ask(f"r{i}", f"q{i}", system="b" * 200, cache_key=f"k{i}") for i in range(4)]
     kit.run()
     n_shared = requests[0].n_shared_prefix
-    assert [kit.cached(f"r{i}") for i in range(4)] == [0, n_shared, n_shared, n_shared]
+    assert kit.cached("r0") < n_shared
+    assert [kit.cached(f"r{i}") for i in range(1, 4)] == [n_shared] * 3
+
+
+def test_when_the_builder_of_a_new_system_prompt_leaves_the_next_one_takes_over() -> None:
+    kit = fake_kit(n_ctx=1024, n_batch=64)
+    kit.ask("old", "hi", system="a" * 60, cache_key="old")
+    kit.run()
+    requests = [kit.ask(f"r{i}", f"q{i}", system="b" * 200, cache_key=f"k{i}") for i in range(4)]
+    kit.step(2)
+    kit.core.cancel("r0")
+    kit.run()
+    n_shared = requests[0].n_shared_prefix
+    assert [kit.cached("r2"), kit.cached("r3")] == [n_shared, n_shared]
+    kit.ask("late", "q", system="b" * 200, cache_key="late")
+    kit.run()
+    assert kit.cached("late") == n_shared
 
 
 def test_the_shared_prefix_outlives_the_conversation_that_made_it() -> None:

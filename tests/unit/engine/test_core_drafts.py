@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.backends.base import DecodeStatus
 from engine.core.drafts import KEPT_SPEED, MAX_DRAFT_TOKENS, GuessCost, share_out
 from engine.types import Delta, Finished, FinishReason
-from tests.support.corekit import CoreKit, fake_kit
+from tests.support.corekit import CoreKit, assert_same_reply, fake_kit
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -90,11 +90,7 @@ def test_the_same_comes_out_and_the_same_is_kept(
     plain, guessed = kits
     for request_id in {event.request_id for event in plain.events}:
         # Who takes turns with whom depends on the number of steps; what each of them gets does not.
-        assert outcome(plain, request_id)[:3] == outcome(guessed, request_id)[:3]
-        ends = plain.finished(request_id), guessed.finished(request_id)
-        assert ends[0].reason == ends[1].reason
-        assert (ends[0].answer_start, ends[0].n_answer) == (ends[1].answer_start, ends[1].n_answer)
-        assert ends[0].usage.n_generated == ends[1].usage.n_generated
+        assert_same_reply(plain, guessed, request_id)
         if len(questions) <= n_parallel and n_sequences == 20:
             assert outcome(plain, request_id)[3] == outcome(guessed, request_id)[3]
     assert plain.core.stats().drafted_tokens_total == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.backends.base import BatchPart, DecodeFailed, DecodeStatus
 from engine.core.rounds import LONGEST_S, MOST_ROUNDS
 from engine.types import Delta, FailureCode, FinishReason, Priority
-from tests.support.corekit import CoreKit, fake_kit
+from tests.support.corekit import CoreKit, assert_same_reply, fake_kit
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -85,12 +85,7 @@ def test_the_same_comes_out_and_the_same_is_kept(
         kits.append(kit)
     plain, rounds = kits
     for request_id in {event.request_id for event in plain.events}:
-        assert plain.token_ids(request_id) == rounds.token_ids(request_id)
-        assert plain.text(request_id) == rounds.text(request_id)
-        ends = plain.finished(request_id), rounds.finished(request_id)
-        assert ends[0].reason == ends[1].reason
-        assert (ends[0].answer_start, ends[0].n_answer) == (ends[1].answer_start, ends[1].n_answer)
-        assert ends[0].usage.n_generated == ends[1].usage.n_generated
+        assert_same_reply(plain, rounds, request_id)
     stats = [kit.core.stats() for kit in kits]
     assert stats[0].decoded_generated_tokens_total == stats[1].decoded_generated_tokens_total
 

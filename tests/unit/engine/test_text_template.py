@@ -438,9 +438,8 @@ def test_the_header_of_the_first_question_is_what_comes_behind_the_system_prompt
     template, toy = load(name)
     header = template.turns.user_header
     rendered = ask(template, say(S, "s"), say(U, "u"))
-    n_sure = max(
-        0, len(header) - 1
-    )  # the last one may melt with the question's first characters ("USER: u")
+    # The last one may melt with the question's first characters ("USER: u").
+    n_sure = max(0, len(header) - 1)
     assert rendered.token_ids[rendered.starts[1] :][:n_sure] == header[:n_sure]
     if name == "chatml":
         assert toy.text(header) == "<|im_start|>user\n"
